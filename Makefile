@@ -1,0 +1,36 @@
+# Every target sets up what it needs: a machine with Python 3.11+ and make is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: test test-slow lint reproduce benchmark clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+# Statistical and full-scale runs that do not fit the ten minutes of the default suite.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+# The main job: from nothing to metrics and figures under results/.
+reproduce: $(READY)
+	$(BIN)/ridgewalk reproduce all --out results
+
+# Ratios against peers, printed side by side in one run (installs PyTorch and the peers).
+benchmark: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
+	$(BIN)/python benchmarks/steps.py
+
+clean:
+	rm -rf $(VENV) results build dist

@@ -1,0 +1,1 @@
+"""Ridgewalk: stochastic-gradient MCMC on posteriors that plain Langevin dynamics cannot mix on."""
