@@ -1,0 +1,1 @@
+"""Dynamics: how a chain moves. Each takes any preconditioner."""

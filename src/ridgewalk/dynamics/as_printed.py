@@ -1,0 +1,70 @@
+"""The paper's Algorithm 2 to the letter. It does not sample the posterior; it reproduces the paper's tables."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
+from ridgewalk.noise import Noise, check_noise
+from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
+from ridgewalk.precondition.base import Operator
+from ridgewalk.settings import settings
+from ridgewalk.types import Scalar, Vector
+
+
+class Averages(NamedTuple):
+    """The running vectors called G_k g_k and S_k z_k in Algorithm 2."""
+
+    drift: Vector
+    diffusion: Vector
+
+
+def _unit(vector: Vector) -> Vector:
+    length = jnp.linalg.norm(vector)
+    return vector / jnp.where(length > 0, length, 1)
+
+
+@settings
+class AsPrinted(Dynamics):
+    """ξ = (1−ω) ξ + ω G̃ g,  η = (1−ω) η + ω S̃ z,  θ' = θ − ε ξ/|ξ| + √(2 ε T) η/|η|.
+
+    **This is not a posterior sampler.** (1) The averages are of vectors made from past gradients and past noise,
+    not of operators applied to the present ones: consecutive noises are correlated. (2) An average of factors is
+    not a factor of the average. (3) Scaling both to unit length throws away the size of the gradient, so
+    nothing ties the spread of the samples to the posterior's: the stationary law depends on ε and the dimension.
+    Use it to compare with the paper's tables, and `form="dense"`, `"low_rank"` or `"limited"` to sample.
+    """
+
+    adaptation: Adaptation = PowerDecay()
+    temperature: float = 1.0
+    noise: Noise = "gaussian"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_temperature(self.temperature)
+        check_noise(self.noise)
+
+    def init(self, position: Vector) -> Averages:
+        """Filled in the first step."""
+        return Averages(jnp.zeros_like(position), jnp.zeros_like(position))
+
+    def origin(self, state: Averages, position: Vector, step: Scalar) -> Vector:
+        """Where the chain is."""
+        return position
+
+    def move(
+        self, state: Averages, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+    ) -> tuple[Averages, Move]:
+        """Lines 4 to 9 of Algorithm 2 (G₁ = I, so the averages start at g and z)."""
+        omega = weight(self.adaptation, step + 1, gradient.dtype)
+        first = step == 1
+        drift = (1 - omega) * jnp.where(first, gradient, state.drift) + omega * operator.multiply(gradient)
+        diffusion = (1 - omega) * jnp.where(first, noise, state.diffusion) + omega * operator.factor(noise)
+        displacement = -step_size * _unit(drift) + jnp.sqrt(2 * step_size * self.temperature) * _unit(diffusion)
+        nothing = jnp.zeros_like(noise)
+        per_coordinate = jnp.asarray(self.temperature / noise.shape[0], noise.dtype)
+        return Averages(drift, diffusion), Move(displacement, nothing, nothing, per_coordinate)
+
+    def arrive(self, state: Averages, position: Vector, step: Scalar) -> Averages:
+        """The averages."""
+        return state

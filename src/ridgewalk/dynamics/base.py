@@ -1,0 +1,49 @@
+"""What dynamics are: how a chain moves, given a gradient, noise and a preconditioner."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from ridgewalk.noise import Noise
+from ridgewalk.precondition.base import Operator
+from ridgewalk.types import Scalar, Vector
+
+
+class Move(NamedTuple):
+    """A displacement, and the covector v and noise z with `displacement = G v + S z`."""
+
+    displacement: Vector
+    covector: Vector
+    noise: Vector
+    temperature: Scalar
+    """The temperature this step shows: about T in a healthy chain, more where gradient noise adds to it."""
+
+
+class Dynamics(ABC):
+    """A rule of motion; any of them takes any preconditioner."""
+
+    noise: Noise
+    temperature: float
+
+    @abstractmethod
+    def init(self, position: Vector) -> Any:
+        """What the chain carries besides its position."""
+
+    @abstractmethod
+    def origin(self, state: Any, position: Vector, step: Scalar) -> Vector:
+        """The point that step number `step` leaves from."""
+
+    @abstractmethod
+    def move(
+        self, state: Any, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+    ) -> tuple[Any, Move]:
+        """The displacement of one step, without the drift correction Γ, and the state after it."""
+
+    @abstractmethod
+    def arrive(self, state: Any, position: Vector, step: Scalar) -> Any:
+        """The state, knowing where the step ended."""
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise on a temperature that is no temperature."""
+    if not temperature >= 0:
+        raise ValueError(f"temperature: {temperature} is negative; use 1.0 for the posterior, 0 for plain descent")

@@ -1,0 +1,50 @@
+"""Delayed Langevin dynamics: HAMCMC (Şimşekli et al. 2016)."""
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
+from ridgewalk.dynamics.langevin import Langevin
+from ridgewalk.noise import Noise, check_noise
+from ridgewalk.precondition.base import Operator
+from ridgewalk.settings import settings
+from ridgewalk.types import Scalar, Vector
+
+
+@settings
+class Delayed(Dynamics):
+    """θ_k = θ_{k−M} − ε G g(θ_{k−M}) + √(2 ε T) S z: M positions take turns.
+
+    With a window of M − 1 pairs `(θ_j − θ_{j−M})`, j = k−M+1 … k−1, G uses θ_{k−2M+1} … θ_{k−1} without
+    θ_{k−M}: it does not depend on the point the step leaves from, so that Γ = 0.
+    """
+
+    delay: int = 2
+    temperature: float = 1.0
+    noise: Noise = "gaussian"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_temperature(self.temperature)
+        check_noise(self.noise)
+        if self.delay < 2:
+            raise ValueError(f"delay: {self.delay} is below 2; with 1 this is Langevin dynamics")
+
+    def init(self, position: Vector) -> jax.Array:
+        """All M positions start at one point."""
+        return jnp.tile(position, (self.delay, 1))
+
+    def origin(self, state: jax.Array, position: Vector, step: Scalar) -> Vector:
+        """θ_{k−M}."""
+        return state[step % self.delay]
+
+    def move(
+        self, state: jax.Array, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+    ) -> tuple[jax.Array, Move]:
+        """One Langevin step from θ_{k−M}."""
+        rule = Langevin(self.temperature, self.noise)
+        return state, rule.move((), operator, gradient, noise, step_size, step)[1]
+
+    def arrive(self, state: jax.Array, position: Vector, step: Scalar) -> jax.Array:
+        """θ_k takes the place of θ_{k−M}."""
+        return state.at[step % self.delay].set(position)

@@ -1,0 +1,60 @@
+"""Underdamped Langevin dynamics: SGHMC (Chen et al. 2014)."""
+
+import math
+
+import jax.numpy as jnp
+
+from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
+from ridgewalk.noise import Noise, check_noise
+from ridgewalk.precondition.base import Operator
+from ridgewalk.settings import settings
+from ridgewalk.types import Scalar, Vector
+
+
+@settings
+class Hamiltonian(Dynamics):
+    """w' = (1−α) w − √ε Sᵀ g + √(2 (α − β̂) T) z,  θ' = θ + √ε S w'.
+
+    With v = √ε S w this is eq. 15 of Chen et al. for G = I: step size ε is their η, α their friction and β̂
+    their estimate of the gradient's noise (in units of friction). At α = 1, β̂ = 0 it is Langevin dynamics with
+    the same ε. The momentum w is kept white, N(0, T), so a preconditioner that changes does not disturb it.
+    """
+
+    friction: float = 0.1
+    gradient_noise: float = 0.0
+    temperature: float = 1.0
+    noise: Noise = "gaussian"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_temperature(self.temperature)
+        check_noise(self.noise)
+        if not 0 < self.friction <= 1:
+            raise ValueError(f"friction: {self.friction} is not in (0, 1]; 0.1 is a good start, 1 is Langevin")
+        if not 0 <= self.gradient_noise < self.friction:
+            raise ValueError(
+                f"gradient_noise: {self.gradient_noise} is not in [0, friction = {self.friction}); 0 assumes none"
+            )
+
+    def init(self, position: Vector) -> Vector:
+        """At rest."""
+        return jnp.zeros_like(position)
+
+    def origin(self, state: Vector, position: Vector, step: Scalar) -> Vector:
+        """Where the chain is."""
+        return position
+
+    def move(
+        self, state: Vector, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+    ) -> tuple[Vector, Move]:
+        """One step of the momentum, then of the position."""
+        kick = math.sqrt(2 * (self.friction - self.gradient_noise) * self.temperature)
+        push = -jnp.sqrt(step_size) * operator.factor_transpose(gradient)
+        momentum = (1 - self.friction) * state + push + kick * noise
+        scaled = jnp.sqrt(step_size) * momentum
+        temperature = momentum @ momentum / noise.shape[0]
+        return momentum, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)
+
+    def arrive(self, state: Vector, position: Vector, step: Scalar) -> Vector:
+        """The momentum."""
+        return state

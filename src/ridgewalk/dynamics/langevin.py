@@ -1,0 +1,48 @@
+"""Overdamped Langevin dynamics."""
+
+import jax.numpy as jnp
+
+from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
+from ridgewalk.noise import Noise, check_noise
+from ridgewalk.precondition.base import Operator
+from ridgewalk.settings import settings
+from ridgewalk.types import Scalar, Vector
+
+
+@settings
+class Langevin(Dynamics):
+    """θ' = θ − ε (G g − T Γ) + √(2 ε T) S z (eq. 3, with T = 1/τ).
+
+    The step size ε multiplies the whole gradient and the noise has variance 2ε, as in the paper and in
+    BlackJAX; libraries that write ε/2 and ε need twice our ε.
+    """
+
+    temperature: float = 1.0
+    noise: Noise = "gaussian"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_temperature(self.temperature)
+        check_noise(self.noise)
+
+    def init(self, position: Vector) -> tuple[()]:
+        """Nothing but the position."""
+        return ()
+
+    def origin(self, state: tuple[()], position: Vector, step: Scalar) -> Vector:
+        """Where the chain is."""
+        return position
+
+    def move(
+        self, state: tuple[()], operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+    ) -> tuple[tuple[()], Move]:
+        """One Euler step."""
+        covector = -step_size * gradient
+        scaled = jnp.sqrt(2 * step_size * self.temperature) * noise
+        displacement = operator.displace(covector, scaled)
+        energy = scaled @ scaled + covector @ displacement
+        return (), Move(displacement, covector, scaled, energy / (2 * step_size * noise.shape[0]))
+
+    def arrive(self, state: tuple[()], position: Vector, step: Scalar) -> tuple[()]:
+        """Nothing to remember."""
+        return ()

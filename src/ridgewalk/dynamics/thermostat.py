@@ -1,0 +1,70 @@
+"""Nosé–Hoover dynamics: SGNHT (Ding et al. 2014)."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
+from ridgewalk.noise import Noise, check_noise
+from ridgewalk.precondition.base import Operator
+from ridgewalk.settings import settings
+from ridgewalk.types import Scalar, Vector
+
+
+class ThermostatState(NamedTuple):
+    """A white momentum and the friction that keeps it at the right temperature."""
+
+    momentum: Vector
+    friction: Scalar
+
+
+@settings
+class Thermostat(Dynamics):
+    """w' = (1−ξ) w − √ε Sᵀ g + √(2 a T) z,  θ' = θ + √ε S w',  ξ' = ξ + ε (|w'|²/d − T).
+
+    With v = √ε S w this is the algorithm of Ding et al. for G = I, their η = ε and their a the injected
+    `diffusion`. The friction ξ starts at a and grows until the momentum's variance is T, which absorbs
+    the noise of minibatch gradients when it is the same in all whitened directions.
+    """
+
+    diffusion: float = 0.1
+    temperature: float = 1.0
+    noise: Noise = "gaussian"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_temperature(self.temperature)
+        check_noise(self.noise)
+        if not 0 < self.diffusion <= 1:
+            raise ValueError(f"diffusion: {self.diffusion} is not in (0, 1]; 0.1 is a good start")
+
+    def init(self, position: Vector) -> ThermostatState:
+        """At rest, with the friction that the injected noise alone needs."""
+        return ThermostatState(jnp.zeros_like(position), jnp.asarray(self.diffusion, position.dtype))
+
+    def origin(self, state: ThermostatState, position: Vector, step: Scalar) -> Vector:
+        """Where the chain is."""
+        return position
+
+    def move(
+        self,
+        state: ThermostatState,
+        operator: Operator,
+        gradient: Vector,
+        noise: Vector,
+        step_size: Scalar,
+        step: Scalar,
+    ) -> tuple[ThermostatState, Move]:
+        """One step of the momentum, the position and the friction."""
+        kick = math.sqrt(2 * self.diffusion * self.temperature)
+        push = -jnp.sqrt(step_size) * operator.factor_transpose(gradient)
+        momentum = (1 - state.friction) * state.momentum + push + kick * noise
+        temperature = momentum @ momentum / noise.shape[0]
+        scaled = jnp.sqrt(step_size) * momentum
+        moved = ThermostatState(momentum, state.friction + step_size * (temperature - self.temperature))
+        return moved, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)
+
+    def arrive(self, state: ThermostatState, position: Vector, step: Scalar) -> ThermostatState:
+        """Momentum and friction."""
+        return state

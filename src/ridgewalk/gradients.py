@@ -1,0 +1,136 @@
+"""Estimators of ∇U: minibatch, control variates and SVRG.
+
+Each is the plain minibatch gradient plus a correction that does not depend on where the chain is:
+`g(θ) = ∇Ũ(θ; batch) + correction(batch)`. Differences of gradients on one batch, and so curvature pairs,
+therefore need the plain gradient only.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.settings import array, settings
+from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.types import PyTree, Scalar
+
+
+class GradientEstimator(Protocol):
+    """What a kernel asks of an estimator; `state` travels with the chain."""
+
+    @property
+    def target(self) -> Target:
+        """The density whose potential is estimated."""
+
+    def init(self, position: PyTree) -> Any:
+        """The state before the first step."""
+
+    def correction(self, state: Any, batch: PyTree) -> PyTree | None:
+        """What is added to the minibatch gradient, or None for nothing."""
+
+    def refresh(self, state: Any, position: PyTree, step: Scalar) -> Any:
+        """The state for the step after `step` (counted from 1), which ended at `position`."""
+
+
+@settings
+class Minibatch:
+    """g = ∇Ũ(θ; batch): unbiased, with a variance that does not vanish at the mode."""
+
+    target: Target = array()
+
+    def init(self, position: PyTree) -> None:
+        """Nothing to remember."""
+        return
+
+    def correction(self, state: None, batch: PyTree) -> None:
+        """Nothing to add."""
+        return
+
+    def refresh(self, state: None, position: PyTree, step: Scalar) -> None:
+        """Nothing to renew."""
+        return
+
+
+def _centred(target: Posterior, centre: PyTree, full_gradient: PyTree, batch: PyTree) -> PyTree:
+    """∇U(c) − ∇Ũ(c; batch), which has mean zero over batches."""
+    minibatch = jax.grad(target.potential)(centre, batch)
+    return jax.tree.map(jnp.subtract, full_gradient, minibatch)
+
+
+@settings
+class ControlVariates:
+    """g = ∇U(c) + ∇Ũ(θ; batch) − ∇Ũ(c; batch) with a fixed centre c, best a mode (Baker et al. 2019)."""
+
+    target: Posterior = array()
+    centre: PyTree = array()
+    full_gradient: PyTree = array()
+
+    def init(self, position: PyTree) -> None:
+        """Nothing to remember: the centre is fixed."""
+        return
+
+    def correction(self, state: None, batch: PyTree) -> PyTree:
+        """∇U(c) − ∇Ũ(c; batch)."""
+        return _centred(self.target, self.centre, self.full_gradient, batch)
+
+    def refresh(self, state: None, position: PyTree, step: Scalar) -> None:
+        """Nothing to renew."""
+        return
+
+
+class Anchor(NamedTuple):
+    """Where SVRG last looked at all the data."""
+
+    position: PyTree
+    full_gradient: PyTree
+
+
+@settings
+class SVRG:
+    """Control variates whose centre is the chain's own position, renewed every `every` steps (Dubey et al. 2016)."""
+
+    target: Posterior = array()
+    every: int
+
+    def init(self, position: PyTree) -> Anchor:
+        """The first anchor is the starting point."""
+        return Anchor(position, self.target.full_gradient(position))
+
+    def correction(self, state: Anchor, batch: PyTree) -> PyTree:
+        """∇U(a) − ∇Ũ(a; batch) at the anchor a."""
+        return _centred(self.target, state.position, state.full_gradient, batch)
+
+    def refresh(self, state: Anchor, position: PyTree, step: Scalar) -> Anchor:
+        """A new anchor every `every` steps: one pass over the data."""
+        return jax.lax.cond(step % self.every == 0, lambda: self.init(position), lambda: state)
+
+
+def _posterior(target: Target, name: str) -> Posterior:
+    if not isinstance(target, Posterior):
+        raise ValueError(
+            f"target: {name} corrects minibatch gradients, but {type(target).__name__} has no data; "
+            "pass a ridgewalk.Posterior, or sample the density directly"
+        )
+    return target
+
+
+def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
+    """Estimate gradients of `target` by control variates centred at `centre`, for use in place of `target`.
+
+    One pass over the data happens here; every later gradient costs two minibatch gradients.
+    """
+    posterior = _posterior(target, "control_variates")
+    centre = jax.tree.map(jnp.asarray, centre)
+    return ControlVariates(posterior, centre, jax.jit(Posterior.full_gradient)(posterior, centre))
+
+
+def svrg(target: Posterior, every: int) -> SVRG:
+    """Estimate gradients of `target` by SVRG with a full pass every `every` steps, for use in place of `target`."""
+    if every < 1:
+        raise ValueError(f"every: {every} is not a positive number of steps between passes; use for example N/n")
+    return SVRG(_posterior(target, "svrg"), every)
+
+
+def as_estimator(target: Target | GradientEstimator) -> GradientEstimator:
+    """An estimator as it is; a target with its plain minibatch gradient."""
+    return Minibatch(target) if isinstance(target, Posterior | Density) else target

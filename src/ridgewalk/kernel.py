@@ -1,0 +1,146 @@
+"""A sampler is dynamics × preconditioner × gradient estimator; here they become one step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from ridgewalk.dynamics.base import Dynamics
+from ridgewalk.gradients import GradientEstimator, as_estimator
+from ridgewalk.noise import draw
+from ridgewalk.precondition.base import Choice, Departure, Transition
+from ridgewalk.settings import array, settings
+from ridgewalk.target import Target
+from ridgewalk.types import Key, PyTree, Scalar, Vector
+
+
+class State(NamedTuple):
+    """All that the next step of a chain needs."""
+
+    step: Scalar
+    """How many steps were made; common to all chains of a run."""
+    position: PyTree
+    """θ, in the user's structure."""
+    dynamics: Any
+    """What the dynamics carry: momentum, friction, earlier positions."""
+    preconditioner: Any
+    """The operator G, with what it has learnt."""
+    estimator: Any
+    """What the gradient estimator carries: SVRG's anchor."""
+
+
+class Info(NamedTuple):
+    """What a person would look at in one step."""
+
+    potential: Scalar
+    """Ũ at the point the step left from, on the step's batch."""
+    gradient_norm: Scalar
+    noise_norm: Scalar
+    """Length of the step's random part in whitened coordinates."""
+    temperature: Scalar
+    """The temperature the step shows; T where the injected noise is all the noise there is."""
+    damping: Scalar
+    rejected: Scalar
+
+
+class Kernel(NamedTuple):
+    """One chain's transition, usable without the runner.
+
+    `init(position)` gives a state; `step(key, state, batch, step_size)` the next one and what happened. `step` is
+    `advance` on the noise that `draw` makes of the key: the runner draws for many steps at once.
+    """
+
+    init: Callable[[PyTree], State]
+    step: Callable[[Key, State, PyTree, Scalar | float], tuple[State, Info]]
+    draw: Callable[[Key, PyTree], Vector]
+    advance: Callable[[Vector, State, PyTree, Scalar | float], tuple[State, Info]]
+
+
+@settings
+class Sampler:
+    """Dynamics and a preconditioner; either can be exchanged without touching the other."""
+
+    dynamics: Dynamics = array()
+    preconditioner: Choice = array()
+
+
+def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel:
+    """The kernel of a sampler on a target, or on a gradient estimator such as `control_variates(target, …)`.
+
+    Step sizes follow the convention of `Langevin`: ε before the gradient, 2ε as the noise's variance.
+    """
+    estimator = as_estimator(target)
+    density = estimator.target
+    dynamics = sampler.dynamics
+
+    def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
+        flat, unravel = ravel_pytree(state.position)
+        preconditioner = sampler.preconditioner.specialise(flat.shape[0], unravel)
+        epsilon = jnp.asarray(step_size, flat.dtype)
+        step = state.step + 1
+
+        def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
+            value, gradient = jax.value_and_grad(density.potential)(unravel(vector), batch)
+            return value, ravel_pytree(gradient)[0]
+
+        def gradient_at(vector: Vector) -> Vector:
+            return evaluate(vector)[1]
+
+        origin = dynamics.origin(state.dynamics, flat, step)
+        potential, plain = evaluate(origin)
+        correction = estimator.correction(state.estimator, batch)
+        gradient = plain if correction is None else plain + ravel_pytree(correction)[0]
+
+        operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at))
+        moved, move = dynamics.move(state.dynamics, operator, gradient, noise, epsilon, step)
+        arrival = origin + move.displacement
+        gamma = preconditioner.correction(operator)
+        if gamma is not None:
+            arrival = arrival + epsilon * dynamics.temperature * gamma
+
+        transition = Transition(step, origin, arrival, plain, move.covector, move.noise, gradient_at)
+        operator, lesson = preconditioner.learn(operator, transition)
+        position = unravel(arrival)
+        after = State(
+            step=step,
+            position=position,
+            dynamics=dynamics.arrive(moved, arrival, step),
+            preconditioner=operator,
+            estimator=estimator.refresh(state.estimator, position, step),
+        )
+        norms = jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise)
+        return after, Info(potential, *norms, move.temperature, lesson.damping, lesson.rejected)
+
+    def init(position: PyTree) -> State:
+        position = jax.tree.map(jnp.asarray, position)
+        flat, unravel = ravel_pytree(position)
+        preconditioner = sampler.preconditioner.specialise(flat.shape[0], unravel)
+        sketch = density.sketch()
+
+        def gradient_at(vector: Vector) -> Vector:
+            return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]
+
+        return State(
+            step=jnp.zeros((), jnp.int32),
+            position=position,
+            dynamics=dynamics.init(flat),
+            preconditioner=preconditioner.init(flat, gradient_at),
+            estimator=estimator.init(position),
+        )
+
+    def draw_noise(key: Key, position: PyTree) -> Vector:
+        flat = jax.eval_shape(lambda p: ravel_pytree(p)[0], position)
+        return draw(key, dynamics.noise, flat.shape[0], flat.dtype)
+
+    def step(key: Key, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
+        return advance(draw_noise(key, state.position), state, batch, step_size)
+
+    return Kernel(init, step, draw_noise, advance)
+
+
+def preconditioner_matrix(state: State) -> jax.Array:
+    """G of a chain as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d."""
+    flat = ravel_pytree(state.position)[0]
+    return jax.lax.map(state.preconditioner.multiply, jnp.eye(flat.shape[0], dtype=flat.dtype))

@@ -1,0 +1,1 @@
+"""Preconditioners: one file each; a new one needs no change anywhere else."""

@@ -1,0 +1,136 @@
+"""What a preconditioner is: an operator that the chain moves with, and the rule that refines it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.types import PyTree, Scalar, Vector
+
+GradientAt: TypeAlias = Callable[[Vector], Vector]
+"""∇Ũ on one batch, as a function of the flat position."""
+
+Unravel: TypeAlias = Callable[[Vector], PyTree]
+"""Gives a flat vector the structure of the user's position."""
+
+
+class Operator(Protocol):
+    """A positive definite matrix G with a factor S, `S Sᵀ = G`, known by what it does to vectors.
+
+    Every preconditioner's state is one. `multiply` and `factor` must agree: the noise of a step has covariance
+    G only if they do.
+    """
+
+    def multiply(self, vector: Vector) -> Vector:
+        """G v."""
+
+    def factor(self, noise: Vector) -> Vector:
+        """S z."""
+
+    def factor_transpose(self, vector: Vector) -> Vector:
+        """Sᵀ v."""
+
+    def displace(self, covector: Vector, noise: Vector) -> Vector:
+        """G v + S z, in as few passes over the memory as the form allows."""
+
+
+class Departure(NamedTuple):
+    """What is known before a step: where it starts and the gradient it will use.
+
+    `gradient` is the estimate of ∇U, `gradient_at` is ∇Ũ on the batch of this step; steps count from 1.
+    """
+
+    step: Scalar
+    position: Vector
+    gradient: Vector
+    gradient_at: GradientAt
+
+
+class Transition(NamedTuple):
+    """One step of a chain, as shown to a preconditioner that learns from it.
+
+    `after − before = G covector + S noise` with the operator that made the step, up to a drift correction.
+    `gradient_at` and `gradient` are ∇Ũ on the batch of this step, so differences of them are curvature.
+    """
+
+    step: Scalar
+    before: Vector
+    after: Vector
+    gradient: Vector
+    covector: Vector
+    noise: Vector
+    gradient_at: GradientAt
+
+
+class Lesson(NamedTuple):
+    """What a person would want to know about one update of a preconditioner."""
+
+    damping: Scalar
+    """θ_d of Powell's damping: 1 where the newest pair was used as it was seen."""
+    rejected: Scalar
+    """Whether the newest pair was not finite, or the chain had not moved, and the pair was left out."""
+
+
+def no_lesson(like: jax.Array) -> Lesson:
+    """Nothing was learnt in this step; numbers have the dtype of `like`."""
+    return Lesson(jnp.ones((), like.dtype), jnp.zeros((), bool))
+
+
+T = TypeVar("T")
+
+
+def every(interval: int, step: Scalar, act: Callable[[], T], rest: Callable[[], T]) -> T:
+    """`act` in every `interval`-th step, else `rest`; the runner keeps `step` common to all chains, so that a
+    vectorised run really skips the work.
+    """
+    return act() if interval == 1 else jax.lax.cond(step % interval == 0, act, rest)
+
+
+class Choice(ABC):
+    """What a sampler is given: a preconditioner, or a way to choose one when the position is known."""
+
+    @abstractmethod
+    def specialise(self, dimension: int, unravel: Unravel) -> "Preconditioner":
+        """The preconditioner for d parameters of the user's structure; raises where it does not fit."""
+
+
+class Preconditioner(Choice):
+    """The rule: how the operator starts, what it is before a step, and what a step teaches it."""
+
+    @abstractmethod
+    def init(self, position: Vector, gradient_at: GradientAt) -> Any:
+        """The first operator; `gradient_at` is ∇Ũ on a sketch of the data."""
+
+    @abstractmethod
+    def prepare(self, operator: Any, departure: Departure) -> Any:
+        """The operator for the step about to be made."""
+
+    @abstractmethod
+    def correction(self, operator: Any) -> Vector | None:
+        """Γ_i = Σ_j ∂G_ij/∂θ_j, or None where G does not depend on the position."""
+
+    @abstractmethod
+    def learn(self, operator: Any, transition: Transition) -> tuple[Any, Lesson]:
+        """The operator after a step."""
+
+
+class Unchanging(Preconditioner):
+    """For preconditioners that neither choose a form, nor look ahead, nor learn from steps."""
+
+    def specialise(self, dimension: int, unravel: Unravel) -> "Preconditioner":
+        """Itself."""
+        return self
+
+    def prepare(self, operator: Any, departure: Departure) -> Any:
+        """The operator as it is."""
+        return operator
+
+    def correction(self, operator: Any) -> None:
+        """No correction: G does not depend on the position."""
+        return
+
+    def learn(self, operator: Any, transition: Transition) -> tuple[Any, Lesson]:
+        """The operator as it was."""
+        return operator, no_lesson(transition.before)

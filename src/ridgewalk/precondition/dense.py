@@ -1,0 +1,138 @@
+"""Stochastic approximation of G with G itself stored, for up to a few thousand parameters.
+
+G is kept as its factor S. In coordinates whitened by S the running base is the identity, so a window of
+M pairs changes G by a matrix of rank 2M, and S follows in O(M d²) without solving or factoring anything of size d.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
+from ridgewalk.precondition.base import (
+    Departure,
+    GradientAt,
+    Lesson,
+    Preconditioner,
+    Transition,
+    Unravel,
+    every,
+    no_lesson,
+)
+from ridgewalk.precondition.compact import bfgs_core, roots
+from ridgewalk.precondition.pairs import check_pairs, powell, usable
+from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.settings import settings
+from ridgewalk.types import Vector
+
+MOST_BYTES = 4 * 2**30
+"""What a stored factor may take."""
+
+
+class DenseOperator(NamedTuple):
+    """G = S Sᵀ with S stored, and the window of pairs in whitened coordinates: a = S⁻¹ s, b = Sᵀ y."""
+
+    root: jax.Array
+    steps: jax.Array
+    changes: jax.Array
+
+    def multiply(self, vector: Vector) -> Vector:
+        """G v."""
+        return self.root @ (vector @ self.root)
+
+    def factor(self, noise: Vector) -> Vector:
+        """S z."""
+        return self.root @ noise
+
+    def factor_transpose(self, vector: Vector) -> Vector:
+        """Sᵀ v."""
+        return vector @ self.root
+
+    def displace(self, covector: Vector, noise: Vector) -> Vector:
+        """G v + S z = S (Sᵀ v + z)."""
+        return self.root @ (covector @ self.root + noise)
+
+
+def check_fits(dimension: int, itemsize: int = 4) -> None:
+    """Raise where a dense factor of d parameters would not fit."""
+    need = dimension * dimension * itemsize
+    if need > MOST_BYTES:
+        raise ValueError(
+            f"form: 'dense' stores a {dimension} x {dimension} matrix, {need:,} bytes, above the limit of "
+            f"{MOST_BYTES:,}; use form='low_rank' (or 'limited') for {dimension:,} parameters"
+        )
+
+
+@settings
+class Dense(Preconditioner):
+    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8), G̃_k the BFGS updates of G_{k−1} itself by the newest M pairs.
+
+    The fixed-point equation of the paper lets the map depend on G; starting the recursion from the running G
+    makes the exact covariance the fixed point on a Gaussian target, where γ⁻¹I does not.
+    `first_curvature` sets G₀ = I / first_curvature; None asks for the largest curvature at the start.
+    """
+
+    memory: int = 4
+    adaptation: Adaptation = PowerDecay()
+    curvature_every: int = 1
+    damping: float = 0.2
+    first_curvature: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_pairs(self.memory, self.damping, self.curvature_every)
+
+    def specialise(self, dimension: int, unravel: Unravel) -> "Dense":
+        """Itself, if the factor fits."""
+        check_fits(dimension)
+        return self
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> DenseOperator:
+        """G₀ = I / λ_max."""
+        d, first = position.shape[0], self.first_curvature
+        curvature = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first)
+        empty = jnp.zeros((self.memory, d), position.dtype)
+        return DenseOperator(jnp.eye(d, dtype=position.dtype) / jnp.sqrt(curvature), empty, empty)
+
+    def prepare(self, operator: DenseOperator, departure: Departure) -> DenseOperator:
+        """G as it is."""
+        return operator
+
+    def correction(self, operator: DenseOperator) -> None:
+        """None: G moves by ω_k and settles, it is no function of the position."""
+        return
+
+    def learn(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
+        """One step of stochastic approximation."""
+        return every(
+            self.curvature_every,
+            transition.step,
+            lambda: self._average(operator, transition),
+            lambda: (operator, no_lesson(operator.root)),
+        )
+
+    def _average(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
+        window, lesson = self._push(operator, transition)
+        omega = weight(self.adaptation, transition.step // self.curvature_every, operator.root.dtype)
+        vectors = jnp.concatenate([window.steps, window.changes])
+        gram = vectors @ vectors.T
+        core = jnp.zeros_like(gram)
+        one = jnp.ones((), gram.dtype)
+        for pair in range(self.memory):
+            core = bfgs_core(gram, core, one, pair, self.memory + pair, self.damping)
+        root, inverse_root = roots(gram, omega * core)
+        grown = window.root + (window.root @ vectors.T) @ root @ vectors
+        steps = window.steps + gram[: self.memory] @ inverse_root @ vectors
+        changes = window.changes + gram[self.memory :] @ root @ vectors
+        return DenseOperator(grown, steps, changes), lesson
+
+    def _push(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
+        """The newest pair in whitened coordinates, at the end of the window."""
+        a = operator.factor_transpose(transition.covector) + transition.noise
+        b = operator.factor_transpose(transition.gradient_at(transition.after) - transition.gradient)
+        aa, ab, bb = a @ a, a @ b, b @ b
+        good = usable(aa, ab, bb)
+        steps = jnp.where(good, jnp.concatenate([operator.steps[1:], a[None]]), operator.steps)
+        changes = jnp.where(good, jnp.concatenate([operator.changes[1:], b[None]]), operator.changes)
+        return DenseOperator(operator.root, steps, changes), Lesson(powell(aa, ab, self.damping), ~good)

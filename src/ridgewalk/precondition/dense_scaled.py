@@ -1,0 +1,106 @@
+"""The dense form with the paper's base γ⁻¹ I: for comparison with the running base."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
+from ridgewalk.precondition.base import (
+    Departure,
+    GradientAt,
+    Lesson,
+    Preconditioner,
+    Transition,
+    Unravel,
+    every,
+    no_lesson,
+)
+from ridgewalk.precondition.dense import check_fits
+from ridgewalk.precondition.fixed import MatrixOperator
+from ridgewalk.precondition.lbfgs import Window, empty_window
+from ridgewalk.precondition.pairs import check_pairs, observe
+from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.settings import settings
+from ridgewalk.types import Vector
+
+
+class DenseScaledOperator(NamedTuple):
+    """G stored whole with its Cholesky factor, and the window of pairs."""
+
+    matrix: jax.Array
+    cholesky: MatrixOperator
+    window: Window
+
+    def multiply(self, vector: Vector) -> Vector:
+        """G v."""
+        return self.cholesky.multiply(vector)
+
+    def factor(self, noise: Vector) -> Vector:
+        """S z."""
+        return self.cholesky.factor(noise)
+
+    def factor_transpose(self, vector: Vector) -> Vector:
+        """Sᵀ v."""
+        return self.cholesky.factor_transpose(vector)
+
+    def displace(self, covector: Vector, noise: Vector) -> Vector:
+        """G v + S z."""
+        return self.cholesky.displace(covector, noise)
+
+
+@settings
+class DenseScaled(Preconditioner):
+    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8) with G̃_k from γ⁻¹ I and the newest M pairs: O(d³) a step."""
+
+    memory: int = 4
+    adaptation: Adaptation = PowerDecay()
+    curvature_every: int = 1
+    damping: float = 0.2
+    curvature_floor: float = 1e-8
+    first_curvature: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_pairs(self.memory, self.damping, self.curvature_every)
+
+    def specialise(self, dimension: int, unravel: Unravel) -> "DenseScaled":
+        """Itself, if the matrices fit."""
+        check_fits(dimension)
+        return self
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> DenseScaledOperator:
+        """G₀ = I / λ_max."""
+        first = self.first_curvature
+        curvature = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first)
+        eye = jnp.eye(position.shape[0], dtype=position.dtype)
+        window = empty_window(self.memory, curvature, position, self.damping)
+        return DenseScaledOperator(eye / curvature, MatrixOperator(eye / jnp.sqrt(curvature)), window)
+
+    def prepare(self, operator: DenseScaledOperator, departure: Departure) -> DenseScaledOperator:
+        """G as it is."""
+        return operator
+
+    def correction(self, operator: DenseScaledOperator) -> None:
+        """None: G moves by ω_k and settles, it is no function of the position."""
+        return
+
+    def learn(
+        self, operator: DenseScaledOperator, transition: Transition
+    ) -> tuple[DenseScaledOperator, Lesson]:
+        """One step of stochastic approximation."""
+        return every(
+            self.curvature_every,
+            transition.step,
+            lambda: self._average(operator, transition),
+            lambda: (operator, no_lesson(operator.matrix)),
+        )
+
+    def _average(
+        self, operator: DenseScaledOperator, transition: Transition
+    ) -> tuple[DenseScaledOperator, Lesson]:
+        window, lesson = operator.window.push(observe(transition), self.curvature_floor)
+        omega = weight(self.adaptation, transition.step // self.curvature_every, operator.matrix.dtype)
+        newest = jax.vmap(window.multiply)(jnp.eye(operator.matrix.shape[0], dtype=operator.matrix.dtype))
+        matrix = (1 - omega) * operator.matrix + omega * (newest + newest.T) / 2
+        return DenseScaledOperator(matrix, MatrixOperator(jnp.linalg.cholesky(matrix)), window), lesson

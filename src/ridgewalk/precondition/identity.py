@@ -1,0 +1,36 @@
+"""G = I: no preconditioning."""
+
+from typing import NamedTuple
+
+from ridgewalk.precondition.base import GradientAt, Unchanging
+from ridgewalk.settings import settings
+from ridgewalk.types import Vector
+
+
+class IdentityOperator(NamedTuple):
+    """G = S = I."""
+
+    def multiply(self, vector: Vector) -> Vector:
+        """v."""
+        return vector
+
+    def factor(self, noise: Vector) -> Vector:
+        """z."""
+        return noise
+
+    def factor_transpose(self, vector: Vector) -> Vector:
+        """v."""
+        return vector
+
+    def displace(self, covector: Vector, noise: Vector) -> Vector:
+        """v + z."""
+        return covector + noise
+
+
+@settings
+class Identity(Unchanging):
+    """Every direction alike: plain Langevin or Hamiltonian dynamics."""
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> IdentityOperator:
+        """G = I."""
+        return IdentityOperator()

@@ -1,0 +1,171 @@
+"""Online damped L-BFGS: a window of curvature pairs as an inverse Hessian (paper, Algorithm 1, corrected).
+
+The paper's Algorithm 1 is printed with slips; what stands here is checked against the dense recursion.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.precondition.base import (
+    Departure,
+    GradientAt,
+    Lesson,
+    Preconditioner,
+    Transition,
+    Unravel,
+    every,
+    no_lesson,
+)
+from ridgewalk.precondition.pairs import Pair, check_pairs, inverse, observe, powell, usable
+from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.settings import settings
+from ridgewalk.types import Scalar, Vector
+
+
+class Damped(NamedTuple):
+    """One pair ready for use: s, ȳ and 1/(sᵀȳ), which is 0 for an empty slot."""
+
+    s: Vector
+    y: Vector
+    rho: Scalar
+
+
+class Window(NamedTuple):
+    """The newest M pairs as the operator G̃ = B̃⁻¹, with B̃ the BFGS updates of γ I, oldest pair first.
+
+    A ring: pair number n sits in row n mod M, so that a new pair moves no other.
+    """
+
+    s: jax.Array
+    y: jax.Array
+    scale: Scalar
+    count: Scalar
+    damping: Scalar
+
+    @property
+    def memory(self) -> int:
+        """M."""
+        return int(self.s.shape[0])
+
+    def push(self, pair: Pair, floor: float) -> tuple["Window", Lesson]:
+        """The window with one more pair, or as it was if the pair is unusable.
+
+        γ = max(yᵀy / sᵀy, δ) where sᵀy > 0, else as before (paper, below eq. 5, with y for ȳ).
+        """
+        ss, sy, yy = pair.s @ pair.s, pair.s @ pair.y, pair.y @ pair.y
+        good = usable(ss, sy, yy)
+        row = self.count % self.memory
+        seen = jnp.maximum(yy / jnp.where(sy > 0, sy, 1), floor)
+        scale = jnp.where(good & (sy > 0), seen, self.scale)
+        s = self.s.at[row].set(jnp.where(good, pair.s, self.s[row]))
+        y = self.y.at[row].set(jnp.where(good, pair.y, self.y[row]))
+        lesson = Lesson(powell(scale * ss, sy, self.damping), ~good)
+        return Window(s, y, scale, self.count + good, self.damping), lesson
+
+    def damped(self) -> list[Damped]:
+        """The pairs, oldest first, damped against B₀ = γ I."""
+        pairs = []
+        for age in range(self.memory):
+            row = (self.count + age) % self.memory
+            s, y = self.s[row], self.y[row]
+            sbs = self.scale * (s @ s)
+            theta = powell(sbs, s @ y, self.damping)
+            y = theta * y + (1 - theta) * self.scale * s
+            pairs.append(Damped(s, y, inverse(s @ y)))
+        return pairs
+
+    def multiply(self, vector: Vector) -> Vector:
+        """G̃ v by the two-loop recursion."""
+        pairs, q = self.damped(), vector
+        weights = []
+        for pair in reversed(pairs):
+            weights.append(pair.rho * (pair.s @ q))
+            q = q - weights[-1] * pair.y
+        q = q / self.scale
+        for pair, weight in zip(pairs, reversed(weights), strict=True):
+            q = q + (weight - pair.rho * (pair.y @ q)) * pair.s
+        return q
+
+    def _reflections(self) -> list[tuple[Vector, Vector]]:
+        """s and q of every `S_{i+1} = (I − s qᵀ) S_i`, q = ȳ / sᵀȳ + a / √(sᵀȳ sᵀa), a = B_i s."""
+        images: list[tuple[Vector, Vector, Scalar, Scalar]] = []
+        result = []
+        for s, y, rho in self.damped():
+            a = self.scale * s
+            for y_old, a_old, rho_old, sigma_old in images:
+                a = a + rho_old * (y_old @ s) * y_old - sigma_old * (a_old @ s) * a_old
+            sigma = inverse(s @ a)
+            images.append((y, a, rho, sigma))
+            result.append((s, rho * y + jnp.sqrt(rho * sigma) * a))
+        return result
+
+    def factor(self, noise: Vector) -> Vector:
+        """S̃ z with S̃ S̃ᵀ = G̃ exactly."""
+        eta = noise / jnp.sqrt(self.scale)
+        for s, q in self._reflections():
+            eta = eta - (q @ eta) * s
+        return eta
+
+    def factor_transpose(self, vector: Vector) -> Vector:
+        """S̃ᵀ v: the same reflections, transposed, newest first."""
+        for s, q in reversed(self._reflections()):
+            vector = vector - (s @ vector) * q
+        return vector / jnp.sqrt(self.scale)
+
+    def displace(self, covector: Vector, noise: Vector) -> Vector:
+        """G̃ v + S̃ z."""
+        return self.multiply(covector) + self.factor(noise)
+
+
+def empty_window(memory: int, scale: Scalar, position: Vector, damping: float) -> Window:
+    """No pairs yet: G̃ = I / γ."""
+    zeros = jnp.zeros((memory, position.shape[0]), position.dtype)
+    scale = jnp.asarray(scale, position.dtype)
+    return Window(zeros, zeros, scale, jnp.zeros((), jnp.int32), jnp.asarray(damping, position.dtype))
+
+
+@settings
+class LBFGS(Preconditioner):
+    """G = G̃ of the newest pairs alone, without averaging: what HAMCMC uses.
+
+    `first_curvature` is γ before the first pair; None asks for the largest curvature at the start.
+    """
+
+    memory: int = 4
+    damping: float = 0.2
+    curvature_every: int = 1
+    curvature_floor: float = 1e-8
+    first_curvature: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_pairs(self.memory, self.damping, self.curvature_every)
+
+    def specialise(self, dimension: int, unravel: Unravel) -> "LBFGS":
+        """Itself."""
+        return self
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> Window:
+        """An empty window."""
+        first = self.first_curvature
+        scale = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first)
+        return empty_window(self.memory, scale, position, self.damping)
+
+    def prepare(self, operator: Window, departure: Departure) -> Window:
+        """The window as it is."""
+        return operator
+
+    def correction(self, operator: Window) -> None:
+        """None: HAMCMC's window does not hold the point the step leaves from."""
+        return
+
+    def learn(self, operator: Window, transition: Transition) -> tuple[Window, Lesson]:
+        """Take in the pair of this step."""
+        return every(
+            self.curvature_every,
+            transition.step,
+            lambda: operator.push(observe(transition), self.curvature_floor),
+            lambda: (operator, no_lesson(operator.scale)),
+        )

@@ -1,0 +1,101 @@
+"""A G(θ) that the user supplies, with the drift correction Γ by automatic differentiation (SGRLD)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from ridgewalk.precondition.base import Departure, GradientAt, Lesson, Preconditioner, Transition, Unravel, no_lesson
+from ridgewalk.precondition.fixed import DiagonalOperator, MatrixOperator, matrix_or_diagonal
+from ridgewalk.settings import settings
+from ridgewalk.types import PyTree, Vector
+
+
+class MetricOperator(NamedTuple):
+    """G(θ) at the current position, and Γ(θ)."""
+
+    local: MatrixOperator | DiagonalOperator
+    gamma: Vector
+
+    def multiply(self, vector: Vector) -> Vector:
+        """G v."""
+        return self.local.multiply(vector)
+
+    def factor(self, noise: Vector) -> Vector:
+        """S z."""
+        return self.local.factor(noise)
+
+    def factor_transpose(self, vector: Vector) -> Vector:
+        """Sᵀ v."""
+        return self.local.factor_transpose(vector)
+
+    def displace(self, covector: Vector, noise: Vector) -> Vector:
+        """G v + S z."""
+        return self.local.displace(covector, noise)
+
+
+def divergence(g: Callable[[Vector], jax.Array], position: Vector) -> Vector:
+    """Γ_i = Σ_j ∂G_ij/∂θ_j, one forward derivative per parameter; G is whole (d, d) or a diagonal (d,)."""
+    if jax.eval_shape(g, position).ndim == 1:
+        return jnp.diagonal(jax.jacfwd(g)(position))
+
+    def column(j: jax.Array) -> Vector:
+        direction = jnp.zeros_like(position).at[j].set(1)
+        return jax.jvp(lambda x: g(x)[:, j], (position,), (direction,))[1]
+
+    return jnp.sum(jax.lax.map(column, jnp.arange(position.shape[0])), axis=0)
+
+
+@settings
+class Metric(Preconditioner):
+    """G(θ) = `metric(position)`: the inverse of the metric tensor, as in the paper's update.
+
+    `metric` gets the position in the user's structure (`unravel` makes it from the flat vector; the sampler sets
+    it) and returns a positive definite (d, d) matrix, its diagonal (d,), or a pytree shaped like the position
+    that holds the diagonal.
+    """
+
+    metric: Callable[[PyTree], PyTree]
+    unravel: Unravel | None = None
+
+    def specialise(self, dimension: int, unravel: Unravel) -> "Metric":
+        """The same, knowing the user's structure."""
+        return replace(self, unravel=unravel)
+
+    def flat(self, position: Vector) -> jax.Array:
+        """G(θ) as a (d, d) matrix or a (d,) diagonal."""
+        value = self.metric(position if self.unravel is None else self.unravel(position))
+        d = position.shape[0]
+        if hasattr(value, "shape") and value.shape == (d, d):
+            return jnp.asarray(value).astype(position.dtype)
+        flat = ravel_pytree(value)[0].astype(position.dtype)
+        if flat.shape != (d,):
+            raise ValueError(
+                f"metric: it returned {flat.shape[0]} numbers for {d} parameters; return G(θ) as a ({d}, {d}) "
+                f"matrix, as its diagonal ({d},), or as a pytree like the position"
+            )
+        return flat
+
+    def _at(self, position: Vector) -> MetricOperator:
+        g = self.flat(position)
+        root = jnp.linalg.cholesky(g) if g.ndim == 2 else jnp.sqrt(g)
+        return MetricOperator(matrix_or_diagonal(root), divergence(self.flat, position))
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> MetricOperator:
+        """G at the starting point."""
+        return self._at(position)
+
+    def prepare(self, operator: MetricOperator, departure: Departure) -> MetricOperator:
+        """G at the current position."""
+        return self._at(departure.position)
+
+    def correction(self, operator: MetricOperator) -> Vector:
+        """Γ(θ)."""
+        return operator.gamma
+
+    def learn(self, operator: MetricOperator, transition: Transition) -> tuple[MetricOperator, Lesson]:
+        """Nothing: G is given."""
+        return operator, no_lesson(transition.before)

@@ -1,0 +1,1 @@
+"""The run loop: the only place with side effects."""

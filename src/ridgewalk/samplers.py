@@ -1,0 +1,170 @@
+"""The named recipes: each a few lines over dynamics × preconditioner.
+
+All step sizes ε follow one convention: the drift is `−ε G ∇U` and the noise has covariance `2 ε T G`. Libraries that
+write ε/2 and ε (TensorFlow Probability, and SGMCMCJax's pSGLD) need twice the step size given here.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ridgewalk.dynamics.as_printed import AsPrinted
+from ridgewalk.dynamics.delayed import Delayed
+from ridgewalk.dynamics.hamiltonian import Hamiltonian
+from ridgewalk.dynamics.langevin import Langevin
+from ridgewalk.dynamics.thermostat import Thermostat
+from ridgewalk.kernel import Sampler
+from ridgewalk.noise import Noise
+from ridgewalk.precondition.adaptation import Adaptation, PowerDecay
+from ridgewalk.precondition.adaptive import ByDimension
+from ridgewalk.precondition.base import Choice
+from ridgewalk.precondition.dense import Dense
+from ridgewalk.precondition.dense_scaled import DenseScaled
+from ridgewalk.precondition.identity import Identity
+from ridgewalk.precondition.lbfgs import LBFGS
+from ridgewalk.precondition.limited import Limited
+from ridgewalk.precondition.low_rank import LowRank
+from ridgewalk.precondition.metric import Metric
+from ridgewalk.precondition.rmsprop import RMSProp
+from ridgewalk.types import PyTree
+
+Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]
+Base = Literal["auto", "running", "scaled_identity"]
+
+FORMS: tuple[Form, ...] = ("auto", "dense", "low_rank", "limited", "as_printed")
+BASES: tuple[Base, ...] = ("auto", "running", "scaled_identity")
+
+
+def sgld(*, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
+    """Stochastic gradient Langevin dynamics (Welling and Teh 2011): θ' = θ − ε g + √(2 ε T) z."""
+    return Sampler(Langevin(temperature, noise), Identity())
+
+
+def psgld(
+    *,
+    decay: float = 0.99,
+    regularizer: float = 1e-5,
+    curvature_correction: bool = False,
+    temperature: float = 1.0,
+    noise: Noise = "gaussian",
+) -> Sampler:
+    """Preconditioned SGLD (Li et al. 2016): Langevin dynamics with the RMSprop diagonal.
+
+    `regularizer` is λ, added to the root mean square of the gradient of the whole potential. Γ is left out as
+    in its paper, unless `curvature_correction` (d Hessian products a step) asks for it.
+    """
+    return Sampler(Langevin(temperature, noise), RMSProp(decay, regularizer, curvature_correction))
+
+
+def sgrld(
+    metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise: Noise = "gaussian"
+) -> Sampler:
+    """Stochastic gradient Riemannian Langevin dynamics (Patterson and Teh 2013), eq. 3 of the paper.
+
+    `metric(position)` returns G(θ), the inverse of the metric tensor: a (d, d) matrix in the order of
+    `ravel_pytree(position)`, its diagonal (d,), or the diagonal as a pytree like the position. The
+    correction Γ_i = Σ_j ∂G_ij/∂θ_j is found by automatic differentiation, one derivative per parameter.
+    """
+    return Sampler(Langevin(temperature, noise), Metric(metric))
+
+
+def hamcmc(
+    *,
+    memory: int = 3,
+    damping: float = 0.2,
+    first_curvature: float | None = None,
+    temperature: float = 1.0,
+    noise: Noise = "gaussian",
+) -> Sampler:
+    """Hessian-approximated MCMC (Şimşekli et al. 2016): θ_k from θ_{k−M}, G from the M − 1 pairs in between.
+
+    `memory` is M ≥ 2; history is θ_{k−2M+1} … θ_{k−1} without θ_{k−M}. M positions take turns.
+    """
+    if memory < 2:
+        raise ValueError(f"memory: HAMCMC with M = {memory} has no pair free of the current point; use at least 2")
+    window = LBFGS(memory=memory - 1, damping=damping, first_curvature=first_curvature)
+    return Sampler(Delayed(memory, temperature, noise), window)
+
+
+def hasgld_sa(
+    *,
+    memory: int = 6,
+    form: Form = "auto",
+    base: Base = "auto",
+    adaptation: Adaptation = PowerDecay(),
+    curvature_every: int = 1,
+    damping: float = 0.2,
+    rank: int = 20,
+    snapshots: int = 2,
+    first_curvature: float | None = None,
+    temperature: float = 1.0,
+    noise: Noise = "gaussian",
+) -> Sampler:
+    """Langevin dynamics preconditioned by an inverse Hessian that stochastic approximation refines (Algorithm 2).
+
+    Args:
+        memory: M, how many curvature pairs an update uses.
+        form: "dense" stores G (the default for up to 2,000 parameters); "low_rank" follows the `rank` largest
+            directions of the Hessian (the default above); "limited" keeps `snapshots` windows of pairs;
+            "as_printed" is Algorithm 2 to the letter, which does **not** sample the posterior (see `AsPrinted`).
+        base: where the BFGS recursion starts. "running": the current G (dense only, and its default).
+            "scaled_identity": γ⁻¹ I, as in the paper's text.
+        adaptation: ω_k of G_k = (1−ω_k) G_{k−1} + ω_k G̃_k, a `PowerDecay` or any function of k = 1, 2, …
+        curvature_every: a pair, or a Hessian product, every so many steps.
+        damping: r of Powell's damping, in (0, 1).
+        rank: directions of the low-rank form.
+        snapshots: windows of the limited form.
+        first_curvature: G₀ = I / first_curvature; by default the largest curvature at the starting point.
+        temperature: T = 1/τ; the target is p(θ)^{1/T}.
+        noise: "gaussian", or "two_point" for ±1 increments (one random bit each).
+    """
+    if form not in FORMS:
+        raise ValueError(f"form: {form!r} is unknown; use one of {', '.join(FORMS)}")
+    if base not in BASES:
+        raise ValueError(f"base: {base!r} is unknown; use one of {', '.join(BASES)}")
+    if base == "running" and form not in ("auto", "dense"):
+        raise ValueError(f"base: 'running' needs a stored G, which form={form!r} has not; use form='dense'")
+    common: dict[str, Any] = {
+        "adaptation": adaptation,
+        "curvature_every": curvature_every,
+        "first_curvature": first_curvature,
+    }
+    pairs: dict[str, Any] = {**common, "memory": memory, "damping": damping}
+    dense: Choice = DenseScaled(**pairs) if base == "scaled_identity" else Dense(**pairs)
+    low_rank = LowRank(rank=rank, **common)
+    if form == "as_printed":
+        first = 1.0 if first_curvature is None else first_curvature
+        window = LBFGS(memory, damping, curvature_every, first_curvature=first)
+        return Sampler(AsPrinted(adaptation, temperature, noise), window)
+    forms: dict[str, Choice] = {
+        "auto": ByDimension(dense, low_rank),
+        "dense": dense,
+        "low_rank": low_rank,
+        "limited": Limited(**pairs, snapshots=snapshots),
+    }
+    return Sampler(Langevin(temperature, noise), forms[form])
+
+
+def sghmc(
+    *,
+    preconditioner: Choice | None = None,
+    friction: float = 0.1,
+    gradient_noise: float = 0.0,
+    temperature: float = 1.0,
+    noise: Noise = "gaussian",
+) -> Sampler:
+    """Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), with any preconditioner.
+
+    The step size is their η: at `friction` 1 it is SGLD with the same step size.
+    """
+    return Sampler(Hamiltonian(friction, gradient_noise, temperature, noise), preconditioner or Identity())
+
+
+def sgnht(
+    *,
+    preconditioner: Choice | None = None,
+    diffusion: float = 0.1,
+    temperature: float = 1.0,
+    noise: Noise = "gaussian",
+) -> Sampler:
+    """The stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with any preconditioner."""
+    return Sampler(Thermostat(diffusion, temperature, noise), preconditioner or Identity())
