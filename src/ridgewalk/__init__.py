@@ -1,1 +1,74 @@
 """Ridgewalk: stochastic-gradient MCMC on posteriors that plain Langevin dynamics cannot mix on."""
+
+from ridgewalk.dynamics.as_printed import AsPrinted
+from ridgewalk.dynamics.delayed import Delayed
+from ridgewalk.dynamics.hamiltonian import Hamiltonian
+from ridgewalk.dynamics.langevin import Langevin
+from ridgewalk.dynamics.thermostat import Thermostat
+from ridgewalk.gradients import control_variates, svrg
+from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel, preconditioner_matrix
+from ridgewalk.precondition.adaptation import PowerDecay
+from ridgewalk.precondition.base import Preconditioner
+from ridgewalk.precondition.dense import Dense
+from ridgewalk.precondition.fixed import fixed
+from ridgewalk.precondition.identity import Identity
+from ridgewalk.precondition.lbfgs import LBFGS
+from ridgewalk.precondition.limited import Limited
+from ridgewalk.precondition.low_rank import LowRank
+from ridgewalk.precondition.metric import Metric
+from ridgewalk.precondition.rmsprop import RMSProp
+from ridgewalk.run.averages import (
+    posterior_covariance,
+    posterior_expectation,
+    posterior_mean,
+    posterior_std,
+    posterior_variance,
+)
+from ridgewalk.run.result import Result
+from ridgewalk.run.sample import sample
+from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht, sgrld
+from ridgewalk.target import Density, Posterior
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LBFGS",
+    "AsPrinted",
+    "Delayed",
+    "Dense",
+    "Density",
+    "Hamiltonian",
+    "Identity",
+    "Info",
+    "Kernel",
+    "Langevin",
+    "Limited",
+    "LowRank",
+    "Metric",
+    "Posterior",
+    "PowerDecay",
+    "Preconditioner",
+    "RMSProp",
+    "Result",
+    "Sampler",
+    "State",
+    "Thermostat",
+    "build_kernel",
+    "control_variates",
+    "fixed",
+    "hamcmc",
+    "hasgld_sa",
+    "posterior_covariance",
+    "posterior_expectation",
+    "posterior_mean",
+    "posterior_std",
+    "posterior_variance",
+    "preconditioner_matrix",
+    "psgld",
+    "sample",
+    "sghmc",
+    "sgld",
+    "sgnht",
+    "sgrld",
+    "svrg",
+]

@@ -14,7 +14,7 @@ from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.kernel import Sampler
 from ridgewalk.noise import Noise
-from ridgewalk.precondition.adaptation import Adaptation, PowerDecay
+from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation
 from ridgewalk.precondition.adaptive import ByDimension
 from ridgewalk.precondition.base import Choice
 from ridgewalk.precondition.dense import Dense
@@ -55,9 +55,7 @@ def psgld(
     return Sampler(Langevin(temperature, noise), RMSProp(decay, regularizer, curvature_correction))
 
 
-def sgrld(
-    metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise: Noise = "gaussian"
-) -> Sampler:
+def sgrld(metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
     """Stochastic gradient Riemannian Langevin dynamics (Patterson and Teh 2013), eq. 3 of the paper.
 
     `metric(position)` returns G(θ), the inverse of the metric tensor: a (d, d) matrix in the order of
@@ -87,10 +85,10 @@ def hamcmc(
 
 def hasgld_sa(
     *,
-    memory: int = 6,
+    memory: int = 8,
     form: Form = "auto",
     base: Base = "auto",
-    adaptation: Adaptation = PowerDecay(),
+    adaptation: Adaptation = DEFAULT_ADAPTATION,
     curvature_every: int = 1,
     damping: float = 0.2,
     rank: int = 20,

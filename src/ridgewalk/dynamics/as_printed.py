@@ -53,7 +53,13 @@ class AsPrinted(Dynamics):
         return position
 
     def move(
-        self, state: Averages, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+        self,
+        state: Averages,
+        operator: Operator,
+        gradient: Vector,
+        noise: Vector,
+        step_size: Scalar,
+        step: Scalar,
     ) -> tuple[Averages, Move]:
         """Lines 4 to 9 of Algorithm 2 (G₁ = I, so the averages start at g and z)."""
         omega = weight(self.adaptation, step + 1, gradient.dtype)

@@ -39,7 +39,13 @@ class Delayed(Dynamics):
         return state[step % self.delay]
 
     def move(
-        self, state: jax.Array, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+        self,
+        state: jax.Array,
+        operator: Operator,
+        gradient: Vector,
+        noise: Vector,
+        step_size: Scalar,
+        step: Scalar,
     ) -> tuple[jax.Array, Move]:
         """One Langevin step from θ_{k−M}."""
         rule = Langevin(self.temperature, self.noise)

@@ -45,7 +45,13 @@ class Hamiltonian(Dynamics):
         return position
 
     def move(
-        self, state: Vector, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+        self,
+        state: Vector,
+        operator: Operator,
+        gradient: Vector,
+        noise: Vector,
+        step_size: Scalar,
+        step: Scalar,
     ) -> tuple[Vector, Move]:
         """One step of the momentum, then of the position."""
         kick = math.sqrt(2 * (self.friction - self.gradient_noise) * self.temperature)

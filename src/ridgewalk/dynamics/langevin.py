@@ -34,7 +34,13 @@ class Langevin(Dynamics):
         return position
 
     def move(
-        self, state: tuple[()], operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+        self,
+        state: tuple[()],
+        operator: Operator,
+        gradient: Vector,
+        noise: Vector,
+        step_size: Scalar,
+        step: Scalar,
     ) -> tuple[tuple[()], Move]:
         """One Euler step."""
         covector = -step_size * gradient

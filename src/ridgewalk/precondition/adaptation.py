@@ -40,3 +40,7 @@ class PowerDecay:
 def weight(adaptation: Adaptation, step: Scalar, dtype: jnp.dtype) -> Scalar:
     """ω_k, held inside [0, 0.999] so that the average stays positive definite."""
     return jnp.clip(jnp.asarray(adaptation(step.astype(dtype)), dtype), 0.0, 0.999)
+
+
+DEFAULT_ADAPTATION = PowerDecay()
+"""ω_k = 5 (k + 10)^{−0.9}, as in the paper's regression."""

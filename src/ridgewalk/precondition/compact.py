@@ -29,11 +29,11 @@ def bfgs_core(
     return core - cross - cross.T + rho * (1 + rho * (seen @ image)) * along_s[:, None] * along_s[None, :]
 
 
-def roots(gram: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """X and Y with (I + Pᵀ Q P)^{1/2} = I + Pᵀ X P and (I + Pᵀ Q P)^{−1/2} = I + Pᵀ Y P.
+def symmetric_root(gram: jax.Array, core: jax.Array) -> jax.Array:
+    """X with (I + Pᵀ Q P)^{1/2} = I + Pᵀ X P.
 
-    With W = P Pᵀ = F Fᵀ and r² = 1 + eig(Fᵀ Q F), the identity f(AB) = f(0) I + A f̃(BA) B, applied twice, gives
-    X = ½ Q − ½ Q F (1 + r)^{−2} Fᵀ Q and Y = −½ Q + ½ Q F (2 + r) / (r (1 + r)²) Fᵀ Q.
+    With W = P Pᵀ = F Fᵀ and r² = 1 + eig(Fᵀ Q F), the identity f(A B) = f(0) I + A f̃(B A) B, f̃(x) = (f(x) − f(0)) / x,
+    applied twice gives X = ½ Q − ½ Q F (1 + r)^{−2} Fᵀ Q.
     """
     lengths = jnp.sqrt(jnp.diagonal(gram))
     unit = inverse(lengths)
@@ -43,6 +43,4 @@ def roots(gram: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
     change, turn = jnp.linalg.eigh(half.T @ seen)
     r = jnp.sqrt(jnp.maximum(1 + change, jnp.finfo(gram.dtype).eps))
     seen = seen @ turn
-    root = 0.5 * core - 0.5 * (seen / (1 + r) ** 2) @ seen.T
-    inverse_root = -0.5 * core + 0.5 * (seen * ((2 + r) / (r * (1 + r) ** 2))) @ seen.T
-    return root, inverse_root
+    return 0.5 * core - 0.5 * (seen / (1 + r) ** 2) @ seen.T

@@ -1,7 +1,7 @@
 """Stochastic approximation of G with G itself stored, for up to a few thousand parameters.
 
-G is kept as its factor S. In coordinates whitened by S the running base is the identity, so a window of
-M pairs changes G by a matrix of rank 2M, and S follows in O(M d²) without solving or factoring anything of size d.
+G is kept as its factor S. In coordinates whitened by S the running base is the identity, so a window of M pairs
+changes G by a matrix of rank 2M, and S follows in O(M d²) without solving or factoring anything of size d.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
+from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import (
     Departure,
     GradientAt,
@@ -20,18 +20,18 @@ from ridgewalk.precondition.base import (
     every,
     no_lesson,
 )
-from ridgewalk.precondition.compact import bfgs_core, roots
+from ridgewalk.precondition.compact import bfgs_core, symmetric_root
 from ridgewalk.precondition.pairs import check_pairs, powell, usable
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.precondition.spectrum import first_scale
 from ridgewalk.settings import settings
-from ridgewalk.types import Vector
+from ridgewalk.types import Scalar, Vector
 
 MOST_BYTES = 4 * 2**30
 """What a stored factor may take."""
 
 
 class DenseOperator(NamedTuple):
-    """G = S Sᵀ with S stored, and the window of pairs in whitened coordinates: a = S⁻¹ s, b = Sᵀ y."""
+    """G = S Sᵀ with S stored, and the pairs collected so far in whitened coordinates: a = S⁻¹ s, b = Sᵀ y."""
 
     root: jax.Array
     steps: jax.Array
@@ -66,15 +66,17 @@ def check_fits(dimension: int, itemsize: int = 4) -> None:
 
 @settings
 class Dense(Preconditioner):
-    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8), G̃_k the BFGS updates of G_{k−1} itself by the newest M pairs.
+    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8), G̃_k the BFGS updates of G_{k−1} itself by M pairs.
 
     The fixed-point equation of the paper lets the map depend on G; starting the recursion from the running G
-    makes the exact covariance the fixed point on a Gaussian target, where γ⁻¹I does not.
+    makes the exact covariance the fixed point on a Gaussian target, where γ⁻¹ I does not.
+    An average is taken each time M new pairs have come, not after every pair: each pair then enters one G̃ instead
+    of M overlapping ones, which costs less and, measured at equal steps, converges further.
     `first_curvature` sets G₀ = I / first_curvature; None asks for the largest curvature at the start.
     """
 
-    memory: int = 4
-    adaptation: Adaptation = PowerDecay()
+    memory: int = 8
+    adaptation: Adaptation = DEFAULT_ADAPTATION
     curvature_every: int = 1
     damping: float = 0.2
     first_curvature: float | None = None
@@ -90,10 +92,9 @@ class Dense(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> DenseOperator:
         """G₀ = I / λ_max."""
-        d, first = position.shape[0], self.first_curvature
-        curvature = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first)
-        empty = jnp.zeros((self.memory, d), position.dtype)
-        return DenseOperator(jnp.eye(d, dtype=position.dtype) / jnp.sqrt(curvature), empty, empty)
+        curvature = first_scale(self.first_curvature, gradient_at, position)
+        empty = jnp.zeros((self.memory, position.shape[0]), position.dtype)
+        return DenseOperator(jnp.eye(position.shape[0], dtype=position.dtype) / jnp.sqrt(curvature), empty, empty)
 
     def prepare(self, operator: DenseOperator, departure: Departure) -> DenseOperator:
         """G as it is."""
@@ -104,35 +105,34 @@ class Dense(Preconditioner):
         return
 
     def learn(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
-        """One step of stochastic approximation."""
+        """Collect the pair of this step; with the last of M, average."""
         return every(
             self.curvature_every,
             transition.step,
-            lambda: self._average(operator, transition),
+            lambda: self._collect(operator, transition),
             lambda: (operator, no_lesson(operator.root)),
         )
 
-    def _average(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
-        window, lesson = self._push(operator, transition)
-        omega = weight(self.adaptation, transition.step // self.curvature_every, operator.root.dtype)
-        vectors = jnp.concatenate([window.steps, window.changes])
-        gram = vectors @ vectors.T
-        core = jnp.zeros_like(gram)
-        one = jnp.ones((), gram.dtype)
-        for pair in range(self.memory):
-            core = bfgs_core(gram, core, one, pair, self.memory + pair, self.damping)
-        root, inverse_root = roots(gram, omega * core)
-        grown = window.root + (window.root @ vectors.T) @ root @ vectors
-        steps = window.steps + gram[: self.memory] @ inverse_root @ vectors
-        changes = window.changes + gram[self.memory :] @ root @ vectors
-        return DenseOperator(grown, steps, changes), lesson
-
-    def _push(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
-        """The newest pair in whitened coordinates, at the end of the window."""
+    def _collect(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
         a = operator.factor_transpose(transition.covector) + transition.noise
         b = operator.factor_transpose(transition.gradient_at(transition.after) - transition.gradient)
         aa, ab, bb = a @ a, a @ b, b @ b
         good = usable(aa, ab, bb)
-        steps = jnp.where(good, jnp.concatenate([operator.steps[1:], a[None]]), operator.steps)
-        changes = jnp.where(good, jnp.concatenate([operator.changes[1:], b[None]]), operator.changes)
-        return DenseOperator(operator.root, steps, changes), Lesson(powell(aa, ab, self.damping), ~good)
+        pairs = transition.step // self.curvature_every
+        row = (pairs - 1) % self.memory
+        steps = operator.steps.at[row].set(jnp.where(good, a, 0))
+        changes = operator.changes.at[row].set(jnp.where(good, b, 0))
+        root = every(
+            self.memory, pairs, lambda: self._average(operator.root, steps, changes, pairs), lambda: operator.root
+        )
+        return DenseOperator(root, steps, changes), Lesson(powell(aa, ab, self.damping), ~good)
+
+    def _average(self, root: jax.Array, steps: jax.Array, changes: jax.Array, pairs: Scalar) -> jax.Array:
+        """S of (1−ω) G + ω G̃ = S (I + ω Pᵀ Q P) Sᵀ, the rows of P being the whitened pairs."""
+        omega = weight(self.adaptation, pairs // self.memory, root.dtype)
+        vectors = jnp.concatenate([steps, changes])
+        gram = vectors @ vectors.T
+        core = jnp.zeros_like(gram)
+        for pair in range(self.memory):
+            core = bfgs_core(gram, core, jnp.ones((), gram.dtype), pair, self.memory + pair, self.damping)
+        return root + (root @ vectors.T) @ symmetric_root(gram, omega * core) @ vectors

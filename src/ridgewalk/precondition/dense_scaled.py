@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
+from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import (
     Departure,
     GradientAt,
@@ -20,7 +20,7 @@ from ridgewalk.precondition.dense import check_fits
 from ridgewalk.precondition.fixed import MatrixOperator
 from ridgewalk.precondition.lbfgs import Window, empty_window
 from ridgewalk.precondition.pairs import check_pairs, observe
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.precondition.spectrum import first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Vector
 
@@ -54,7 +54,7 @@ class DenseScaled(Preconditioner):
     """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8) with G̃_k from γ⁻¹ I and the newest M pairs: O(d³) a step."""
 
     memory: int = 4
-    adaptation: Adaptation = PowerDecay()
+    adaptation: Adaptation = DEFAULT_ADAPTATION
     curvature_every: int = 1
     damping: float = 0.2
     curvature_floor: float = 1e-8
@@ -71,8 +71,7 @@ class DenseScaled(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> DenseScaledOperator:
         """G₀ = I / λ_max."""
-        first = self.first_curvature
-        curvature = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first)
+        curvature = first_scale(self.first_curvature, gradient_at, position)
         eye = jnp.eye(position.shape[0], dtype=position.dtype)
         window = empty_window(self.memory, curvature, position, self.damping)
         return DenseScaledOperator(eye / curvature, MatrixOperator(eye / jnp.sqrt(curvature)), window)
@@ -85,9 +84,7 @@ class DenseScaled(Preconditioner):
         """None: G moves by ω_k and settles, it is no function of the position."""
         return
 
-    def learn(
-        self, operator: DenseScaledOperator, transition: Transition
-    ) -> tuple[DenseScaledOperator, Lesson]:
+    def learn(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, Lesson]:
         """One step of stochastic approximation."""
         return every(
             self.curvature_every,
@@ -96,9 +93,7 @@ class DenseScaled(Preconditioner):
             lambda: (operator, no_lesson(operator.matrix)),
         )
 
-    def _average(
-        self, operator: DenseScaledOperator, transition: Transition
-    ) -> tuple[DenseScaledOperator, Lesson]:
+    def _average(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, Lesson]:
         window, lesson = operator.window.push(observe(transition), self.curvature_floor)
         omega = weight(self.adaptation, transition.step // self.curvature_every, operator.matrix.dtype)
         newest = jax.vmap(window.multiply)(jnp.eye(operator.matrix.shape[0], dtype=operator.matrix.dtype))

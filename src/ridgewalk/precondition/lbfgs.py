@@ -19,7 +19,7 @@ from ridgewalk.precondition.base import (
     no_lesson,
 )
 from ridgewalk.precondition.pairs import Pair, check_pairs, inverse, observe, powell, usable
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.precondition.spectrum import first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -41,7 +41,7 @@ class Window(NamedTuple):
     s: jax.Array
     y: jax.Array
     scale: Scalar
-    count: Scalar
+    pushed: Scalar
     damping: Scalar
 
     @property
@@ -56,19 +56,19 @@ class Window(NamedTuple):
         """
         ss, sy, yy = pair.s @ pair.s, pair.s @ pair.y, pair.y @ pair.y
         good = usable(ss, sy, yy)
-        row = self.count % self.memory
+        row = self.pushed % self.memory
         seen = jnp.maximum(yy / jnp.where(sy > 0, sy, 1), floor)
         scale = jnp.where(good & (sy > 0), seen, self.scale)
         s = self.s.at[row].set(jnp.where(good, pair.s, self.s[row]))
         y = self.y.at[row].set(jnp.where(good, pair.y, self.y[row]))
         lesson = Lesson(powell(scale * ss, sy, self.damping), ~good)
-        return Window(s, y, scale, self.count + good, self.damping), lesson
+        return Window(s, y, scale, self.pushed + good, self.damping), lesson
 
     def damped(self) -> list[Damped]:
         """The pairs, oldest first, damped against B₀ = γ I."""
         pairs = []
         for age in range(self.memory):
-            row = (self.count + age) % self.memory
+            row = (self.pushed + age) % self.memory
             s, y = self.s[row], self.y[row]
             sbs = self.scale * (s @ s)
             theta = powell(sbs, s @ y, self.damping)
@@ -122,7 +122,6 @@ class Window(NamedTuple):
 def empty_window(memory: int, scale: Scalar, position: Vector, damping: float) -> Window:
     """No pairs yet: G̃ = I / γ."""
     zeros = jnp.zeros((memory, position.shape[0]), position.dtype)
-    scale = jnp.asarray(scale, position.dtype)
     return Window(zeros, zeros, scale, jnp.zeros((), jnp.int32), jnp.asarray(damping, position.dtype))
 
 
@@ -149,8 +148,7 @@ class LBFGS(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> Window:
         """An empty window."""
-        first = self.first_curvature
-        scale = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first)
+        scale = first_scale(self.first_curvature, gradient_at, position)
         return empty_window(self.memory, scale, position, self.damping)
 
     def prepare(self, operator: Window, departure: Departure) -> Window:

@@ -1,6 +1,6 @@
 """Stochastic approximation with a fixed number of remembered windows, for networks.
 
-G_k = (1−ω_k) G_{k−1} + ω_k G̃_k is a weighted sum of all windows so far; a few of them stand for all. Each G̃ is a multiple
+G_k = (1−ω_k) G_{k−1} + ω_k G̃_k is a weighted sum of all windows so far; a few stand for all. Each G̃ is a multiple
 of the identity plus a low-rank part, so their sum is G = c I + Pᵀ Q P, whose exact symmetric root has the same
 shape: one noise vector is enough, where a sum of independent noises would need one per window.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
+from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import (
     Departure,
     GradientAt,
@@ -21,26 +21,36 @@ from ridgewalk.precondition.base import (
     every,
     no_lesson,
 )
-from ridgewalk.precondition.compact import bfgs_core, roots
+from ridgewalk.precondition.compact import bfgs_core, symmetric_root
 from ridgewalk.precondition.pairs import Pair, check_pairs, observe, powell, usable
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.precondition.spectrum import first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
+
+
+class Windows(NamedTuple):
+    """What is known of the remembered windows besides their vectors: everything small.
+
+    `weights[0]` and `scales[0]` belong to G₀, the others to the windows; `newest` is the window that takes the next
+    pair, of which it has taken `pushed`.
+    """
+
+    gram: jax.Array
+    scales: jax.Array
+    weights: jax.Array
+    cores: jax.Array
+    newest: Scalar
+    pushed: Scalar
 
 
 class LimitedOperator(NamedTuple):
     """G = c I + Pᵀ Q P and S = √c I + Pᵀ X P, with the pairs of all remembered windows as the rows of P.
 
-    Row `(window, pair, 0)` of P is s, `(window, pair, 1)` is y. `weights[0]` belongs to G₀, the others to windows.
+    Row 2 (M window + pair) of P is s, the row after it y.
     """
 
     vectors: jax.Array
-    gram: jax.Array
-    scales: jax.Array
-    weights: jax.Array
-    cores: jax.Array
-    open: Scalar
-    count: Scalar
+    windows: Windows
     identity: Scalar
     core: jax.Array
     root: jax.Array
@@ -73,7 +83,7 @@ class Limited(Preconditioner):
     """
 
     memory: int = 4
-    adaptation: Adaptation = PowerDecay()
+    adaptation: Adaptation = DEFAULT_ADAPTATION
     curvature_every: int = 1
     damping: float = 0.2
     snapshots: int = 2
@@ -92,22 +102,20 @@ class Limited(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> LimitedOperator:
         """G₀ = I / λ_max."""
-        first, dtype = self.first_curvature, position.dtype
-        curvature = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first, dtype)
+        dtype = position.dtype
+        curvature = first_scale(self.first_curvature, gradient_at, position)
         rows = 2 * self.snapshots * self.memory
         square = jnp.zeros((rows, rows), dtype)
-        return LimitedOperator(
-            vectors=jnp.zeros((rows, position.shape[0]), dtype),
+        windows = Windows(
             gram=square,
             scales=jnp.full((self.snapshots + 1,), curvature, dtype),
             weights=jnp.zeros((self.snapshots + 1,), dtype).at[0].set(1),
             cores=jnp.zeros((self.snapshots, rows, rows), dtype),
-            open=jnp.zeros((), jnp.int32),
-            count=jnp.zeros((), jnp.int32),
-            identity=1 / curvature,
-            core=square,
-            root=square,
+            newest=jnp.zeros((), jnp.int32),
+            pushed=jnp.zeros((), jnp.int32),
         )
+        vectors = jnp.zeros((rows, position.shape[0]), dtype)
+        return LimitedOperator(vectors, windows, 1 / curvature, square, square)
 
     def prepare(self, operator: LimitedOperator, departure: Departure) -> LimitedOperator:
         """G as it is."""
@@ -124,58 +132,57 @@ class Limited(Preconditioner):
             omega = weight(self.adaptation, transition.step // self.curvature_every, operator.identity.dtype)
             return self._push(operator, observe(transition), omega)
 
-        return every(
-            self.curvature_every, transition.step, push, lambda: (operator, no_lesson(operator.identity))
-        )
+        return every(self.curvature_every, transition.step, push, lambda: (operator, no_lesson(operator.identity)))
 
     def _push(self, old: LimitedOperator, pair: Pair, omega: Scalar) -> tuple[LimitedOperator, Lesson]:
         ss, sy, yy = pair.s @ pair.s, pair.s @ pair.y, pair.y @ pair.y
         good = usable(ss, sy, yy)
-        now = self._opened(old)
+        now = self._opened(old.windows)
+        window, size = now.newest, 2 * self.memory
+        row = window * size + 2 * (now.pushed % self.memory)
 
-        window, size = now.open, 2 * self.memory
-        row = window * size + 2 * (now.count % self.memory)
         before = jax.lax.dynamic_slice_in_dim(old.vectors, row, 2)
         fresh = jnp.where(good, jnp.stack([pair.s, pair.y]), before)
         vectors = jax.lax.dynamic_update_slice_in_dim(old.vectors, fresh, row, 0)
         products = vectors @ fresh.T
-        gram = jax.lax.dynamic_update_slice(now.gram, products, (0, row))
-        gram = jax.lax.dynamic_update_slice(gram, products.T, (row, 0))
+        gram = jax.lax.dynamic_update_slice_in_dim(now.gram, products, row, 1)
+        gram = jax.lax.dynamic_update_slice_in_dim(gram, products.T, row, 0)
         seen = jnp.maximum(yy / jnp.where(sy > 0, sy, 1), self.curvature_floor)
         scale = jnp.where(sy > 0, seen, now.scales[1 + window])
 
         core = jnp.zeros_like(gram)
         for age in range(self.memory):
-            slot = window * size + 2 * ((now.count + 1 + age) % self.memory)
+            slot = window * size + 2 * ((now.pushed + 1 + age) % self.memory)
             core = bfgs_core(gram, core, scale, slot, slot + 1, self.damping)
-        scales = now.scales.at[1 + window].set(scale)
-        weights = ((1 - omega) * now.weights).at[1 + window].add(omega)
-        cores = now.cores.at[window].set(core)
-        identity = weights @ (1 / scales)
-        total = jnp.tensordot(weights[1:], cores, 1)
-        root = jnp.sqrt(identity) * roots(gram, total / identity)[0]
-        pushed = LimitedOperator(
-            vectors, gram, scales, weights, cores, window, now.count + 1, identity, total, root
+        windows = Windows(
+            gram=gram,
+            scales=now.scales.at[1 + window].set(scale),
+            weights=((1 - omega) * now.weights).at[1 + window].add(omega),
+            cores=now.cores.at[window].set(core),
+            newest=window,
+            pushed=now.pushed + 1,
         )
-        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), pushed._replace(vectors=()), old._replace(vectors=()))
-        return kept._replace(vectors=vectors), Lesson(powell(scale * ss, sy, self.damping), ~good)
+        identity = windows.weights @ (1 / windows.scales)
+        total = jnp.tensordot(windows.weights[1:], windows.cores, 1)
+        root = jnp.sqrt(identity) * symmetric_root(gram, total / identity)
+        small = jax.tree.map(lambda new, kept: jnp.where(good, new, kept), (windows, identity, total, root), old[1:])
+        return LimitedOperator(vectors, *small), Lesson(powell(scale * ss, sy, self.damping), ~good)
 
-    def _opened(self, old: LimitedOperator) -> LimitedOperator:
-        """The state with the oldest window emptied for new pairs, where the newest one has its share.
+    def _opened(self, old: Windows) -> Windows:
+        """The oldest window emptied for new pairs, where the newest one has its share.
 
         Its rows of P stay as they are: without entries in the Gram matrix and the cores they do nothing.
         """
-        following = (old.open + 1) % self.snapshots
+        following = (old.newest + 1) % self.snapshots
         weights = old.weights.at[1 + following].set(0)
         keep = jnp.arange(old.gram.shape[0]) // (2 * self.memory) != following
-        emptied = old._replace(
+        emptied = Windows(
             gram=jnp.where(keep[:, None] & keep[None, :], old.gram, 0),
+            scales=old.scales,
             weights=weights / jnp.sum(weights),
             cores=old.cores.at[following].set(0),
-            open=following,
-            count=jnp.zeros_like(old.count),
-            vectors=(),
+            newest=following,
+            pushed=jnp.zeros_like(old.pushed),
         )
-        full = (old.weights[1 + old.open] >= 1 / self.snapshots) & (self.snapshots > 1)
-        chosen = jax.tree.map(lambda a, b: jnp.where(full, a, b), emptied, old._replace(vectors=()))
-        return chosen._replace(vectors=old.vectors)
+        full = (old.weights[1 + old.newest] >= 1 / self.snapshots) & (self.snapshots > 1)
+        return jax.tree.map(lambda new, kept: jnp.where(full, new, kept), emptied, old)

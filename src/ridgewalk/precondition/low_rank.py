@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
+from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import (
     Departure,
     GradientAt,
@@ -20,7 +20,7 @@ from ridgewalk.precondition.base import (
     every,
     no_lesson,
 )
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.precondition.spectrum import first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -93,7 +93,7 @@ class LowRank(Preconditioner):
 
     rank: int = 20
     spare: int = 4
-    adaptation: Adaptation = PowerDecay()
+    adaptation: Adaptation = DEFAULT_ADAPTATION
     curvature_every: int = 1
     first_curvature: float | None = None
 
@@ -117,10 +117,9 @@ class LowRank(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> LowRankOperator:
         """B₀ = λ_max I."""
-        first, dtype, rows = self.first_curvature, position.dtype, self.rank + self.spare
-        largest = largest_curvature(gradient_at, position) if first is None else jnp.asarray(first)
-        probes = orthonormal_rows(jax.random.normal(jax.random.key(1), (rows, position.shape[0]), dtype))
-        largest = largest.astype(dtype)
+        rows = self.rank + self.spare
+        largest = first_scale(self.first_curvature, gradient_at, position)
+        probes = orthonormal_rows(jax.random.normal(jax.random.key(1), (rows, position.shape[0]), position.dtype))
         return LowRankOperator(
             bulk=largest,
             curvatures=jnp.full((rows,), largest),

@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk.precondition.base import Departure, GradientAt, Lesson, Preconditioner, Transition, Unravel, no_lesson
+from ridgewalk.precondition.base import (
+    Departure,
+    GradientAt,
+    Lesson,
+    Preconditioner,
+    Transition,
+    Unravel,
+    no_lesson,
+)
 from ridgewalk.precondition.fixed import DiagonalOperator, MatrixOperator, matrix_or_diagonal
 from ridgewalk.settings import settings
 from ridgewalk.types import PyTree, Vector

@@ -5,7 +5,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.base import Departure, GradientAt, Lesson, Preconditioner, Transition, Unravel, no_lesson
+from ridgewalk.precondition.base import (
+    Departure,
+    GradientAt,
+    Lesson,
+    Preconditioner,
+    Transition,
+    Unravel,
+    no_lesson,
+)
 from ridgewalk.settings import settings
 from ridgewalk.types import Vector
 

@@ -26,3 +26,15 @@ def largest_curvature(gradient_at: GradientAt, position: Vector) -> Scalar:
     _, lengths = jax.lax.scan(product, start / jnp.linalg.norm(start), None, length=POWER_STEPS)
     largest = jnp.max(jnp.where(jnp.isfinite(lengths), lengths, 0))
     return jnp.where(largest > 0, largest, 1)
+
+
+def first_scale(given: float | None, gradient_at: GradientAt, position: Vector) -> Scalar:
+    """The curvature that the first G inverts: the one given, else the largest at the start."""
+    curvature = largest_curvature(gradient_at, position) if given is None else jnp.asarray(given)
+    return curvature.astype(position.dtype)
+
+
+def check_first_curvature(given: float | None) -> None:
+    """Raise where the first G would not be positive."""
+    if given is not None and not 0 < given < float("inf"):
+        raise ValueError(f"first_curvature: {given} is not positive and finite; leave it out to have it measured")

@@ -1,0 +1,154 @@
+"""What can be wrong before the first step, said with the argument, its value and the fix."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk.gradients import GradientEstimator
+from ridgewalk.kernel import Sampler
+from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.types import PyTree
+
+
+def _whole(name: str, value: Any, least: int, fix: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}; {fix}")
+    return int(value)
+
+
+def check_counts(steps: int, burn_in: int, thin: int, chains: int) -> None:
+    """Steps, burn-in, thinning and chains that leave at least one draw."""
+    _whole("steps", steps, 1, "say how many steps each chain makes")
+    _whole("burn_in", burn_in, 0, "use 0 to keep all steps")
+    _whole("thin", thin, 1, "use 1 to keep every step")
+    _whole("chains", chains, 1, "use at least one chain, four to compute R-hat")
+    if burn_in >= steps:
+        raise ValueError(f"burn_in: {burn_in} is not below steps = {steps}, so no draw would be left; lower it")
+    if thin > steps - burn_in:
+        raise ValueError(
+            f"thin: {thin} is more than the {steps - burn_in} steps after burn-in, so no draw would be left; "
+            "lower it, or make more steps"
+        )
+
+
+def step_sizes(step_size: Any, steps: int) -> np.ndarray:
+    """ε_k for k = 0 … steps − 1 from a number or a schedule, all positive."""
+    if callable(step_size):
+        values = _evaluate(step_size, steps)
+    elif isinstance(step_size, int | float | np.number | np.ndarray | jax.Array) and np.ndim(step_size) == 0:
+        values = np.full(steps, float(step_size))
+    else:
+        raise ValueError(f"step_size: {step_size!r} is neither a number nor a schedule (a function of the step)")
+    if not np.all(np.isfinite(values) & (values > 0)):
+        worst = int(np.argmax(~(np.isfinite(values) & (values > 0))))
+        where = f" at step {worst}" if callable(step_size) else ""
+        raise ValueError(
+            f"step_size: {values[worst]:g}{where} is not a positive finite number; for SGLD try 1/λ_max/10"
+        )
+    return values
+
+
+def _evaluate(schedule: Callable[[Any], Any], steps: int) -> np.ndarray:
+    values = np.asarray(jax.vmap(schedule)(jnp.arange(steps)), float)
+    if values.shape != (steps,):
+        raise ValueError(f"step_size: the schedule returned shape {values.shape[1:]} for one step; return a number")
+    return values
+
+
+def check_position(position: PyTree, name: str = "position") -> PyTree:
+    """The position as arrays, all of them floating and finite."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(position)
+    if not leaves:
+        raise ValueError(f"{name}: it holds no arrays; pass a pytree with at least one float array")
+    for path, leaf in leaves:
+        where = f"{name}{jax.tree_util.keystr(path)}"
+        dtype = getattr(leaf, "dtype", None) or (np.asarray(leaf).dtype if isinstance(leaf, int | float) else None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"{where}: {type(leaf).__name__} of dtype {dtype} is not a float array; convert it with "
+                ".astype(float), or keep it out of the position (equinox.partition, flax's params)"
+            )
+        if not bool(jnp.all(jnp.isfinite(leaf))):
+            raise ValueError(f"{where}: it contains NaN or infinity; start from finite numbers")
+    return jax.tree.map(jnp.asarray, position)
+
+
+def check_data(target: Target, batch_size: int | None) -> None:
+    """Data whose leading axes agree and can fill a batch."""
+    if isinstance(target, Density):
+        if batch_size is not None:
+            raise ValueError(f"batch_size: {batch_size} was given, but a Density has no data; leave it out")
+        return
+    leaves, _ = jax.tree_util.tree_flatten_with_path(target.data)
+    if not leaves:
+        raise ValueError("data: it holds no arrays; pass a pytree of arrays, or use ridgewalk.Density")
+    sizes = {f"data{jax.tree_util.keystr(path)}": np.shape(leaf)[:1] for path, leaf in leaves}
+    if () in sizes.values():
+        scalar = next(name for name, size in sizes.items() if size == ())
+        raise ValueError(f"{scalar}: it is a scalar; the leading axis of every array must count the examples")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} has {size[0]}" for name, size in sizes.items())
+        raise ValueError(f"data: leading axes disagree ({listed}); every array needs one row per example")
+    if target.size < 1:
+        raise ValueError("data: there are 0 examples; use ridgewalk.Density for a target without data")
+    if batch_size is not None:
+        _whole("batch_size", batch_size, 1, "use None for the full data")
+        if batch_size > target.size:
+            raise ValueError(
+                f"batch_size: {batch_size} is larger than the {target.size} examples; "
+                f"use at most {target.size}, or None for the full data"
+            )
+
+
+def check_functions(target: Target, position: PyTree, batch_size: int | None) -> None:
+    """Functions of the right shape, and a finite density to start from."""
+    if isinstance(target, Density):
+        _scalar("log_density", target.log_density, position)
+        value = float(jax.jit(Density.potential)(target, position))
+    else:
+        _scalar("log_prior", target.log_prior, position)
+        count = target.size if batch_size is None else batch_size
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), target.data)
+        shape = _shape("log_likelihood", target.log_likelihood, position, batch)
+        if shape != (count,):
+            raise ValueError(
+                f"log_likelihood: for a batch of {count} examples it returned shape {shape}; return one value per "
+                f"example, shape ({count},), without summing or averaging over the batch"
+            )
+        value = float(jax.jit(Posterior.potential)(target, position, target.sketch()))
+    if not math.isfinite(value):
+        raise ValueError(
+            f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
+        )
+
+
+def _scalar(name: str, function: Callable[..., Any], position: PyTree) -> None:
+    shape = _shape(name, function, position)
+    if shape != ():
+        raise ValueError(f"{name}: it returned shape {shape}; return a scalar (sum over the parameters)")
+
+
+def _shape(name: str, function: Callable[..., Any], *arguments: PyTree) -> tuple[int, ...]:
+    result = jax.eval_shape(function, *arguments)
+    if not hasattr(result, "shape"):
+        raise ValueError(f"{name}: it returned {type(result).__name__}; return an array")
+    return tuple(result.shape)
+
+
+def check_kinds(sampler: Any, target: Any) -> None:
+    """The second and third argument are what they should be."""
+    if not isinstance(sampler, Sampler):
+        hint = "; call it: ridgewalk.sgld()" if callable(sampler) else ""
+        raise ValueError(f"sampler: {sampler!r} is not a ridgewalk.Sampler{hint}")
+    if isinstance(target, Posterior | Density):
+        return
+    wanted = [name for name in dir(GradientEstimator) if not name.startswith("_")]
+    if not all(hasattr(target, name) for name in wanted):
+        raise ValueError(
+            f"target: {type(target).__name__} is neither a ridgewalk.Posterior, a ridgewalk.Density nor an "
+            "estimator such as ridgewalk.control_variates(target, centre)"
+        )
