@@ -21,11 +21,13 @@ class ThermostatState(NamedTuple):
 
 @settings
 class Thermostat(Dynamics):
-    """w' = (1−ξ) w − √ε Sᵀ g + √(2 a T) z,  θ' = θ + √ε S w',  ξ' = ξ + ε (|w'|²/d − T).
+    """w' = (1−ξ) w − √ε Sᵀ g + √(2 a T) z,  θ' = θ + √ε S w',  ξ' = ξ + ε ((1 − ξ/2) |w'|²/d − T).
 
     With v = √ε S w this is the algorithm of Ding et al. for G = I, their η = ε and their a the injected
     `diffusion`. The friction ξ starts at a and grows until the momentum's variance is T, which absorbs
-    the noise of minibatch gradients when it is the same in all whitened directions.
+    the noise of minibatch gradients when it is the same in all whitened directions. The factor 1 − ξ/2 is ours: in
+    this scheme positions have temperature T when the momentum's variance is T / (1 − ξ/2); as printed there,
+    without it, variances come out low by ξ/2 (11 % measured at ξ = 0.2).
     """
 
     diffusion: float = 0.1
@@ -60,7 +62,7 @@ class Thermostat(Dynamics):
         kick = math.sqrt(2 * self.diffusion * self.temperature)
         push = -jnp.sqrt(step_size) * operator.factor_transpose(gradient)
         momentum = (1 - state.friction) * state.momentum + push + kick * noise
-        temperature = momentum @ momentum / noise.shape[0]
+        temperature = (1 - state.friction / 2) * (momentum @ momentum) / noise.shape[0]
         scaled = jnp.sqrt(step_size) * momentum
         moved = ThermostatState(momentum, state.friction + step_size * (temperature - self.temperature))
         return moved, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)

@@ -29,18 +29,36 @@ def bfgs_core(
     return core - cross - cross.T + rho * (1 + rho * (seen @ image)) * along_s[:, None] * along_s[None, :]
 
 
-def symmetric_root(gram: jax.Array, core: jax.Array) -> jax.Array:
-    """X with (I + Pᵀ Q P)^{1/2} = I + Pᵀ X P.
-
-    With W = P Pᵀ = F Fᵀ and r² = 1 + eig(Fᵀ Q F), the identity f(A B) = f(0) I + A f̃(B A) B, f̃(x) = (f(x) − f(0)) / x,
-    applied twice gives X = ½ Q − ½ Q F (1 + r)^{−2} Fᵀ Q.
-    """
+def _spectrum(gram: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x = eig(Fᵀ Q F), the nonzero eigenvalues of Pᵀ Q P, and Q F along their axes, with W = P Pᵀ = F Fᵀ."""
     lengths = jnp.sqrt(jnp.diagonal(gram))
     unit = inverse(lengths)
     spread, axes = jnp.linalg.eigh(gram * unit[:, None] * unit[None, :])
     half = lengths[:, None] * axes * jnp.sqrt(jnp.maximum(spread, 0))[None, :]
     seen = core @ half
-    change, turn = jnp.linalg.eigh(half.T @ seen)
-    r = jnp.sqrt(jnp.maximum(1 + change, jnp.finfo(gram.dtype).eps))
-    seen = seen @ turn
-    return 0.5 * core - 0.5 * (seen / (1 + r) ** 2) @ seen.T
+    x, turn = jnp.linalg.eigh(half.T @ seen)
+    return x, seen @ turn
+
+
+def mixed_root(gram: jax.Array, core: jax.Array, weight: Scalar | float, most: float) -> jax.Array:
+    """X with ((1−ω) I + ω K)^{1/2} = I + Pᵀ X P, where K is I + Pᵀ Q P with its eigenvalues held below `most`.
+
+    f(x) = √(1 + ω min(x, most − 1)) of the matrix Pᵀ Q P follows from f(A B) = f(0) I + A f₁(B A) B with
+    f₁(x) = (f(x) − f(0)) / x, applied twice: X = f₁(0) Q + Q F f₂(x) Fᵀ Q, where
+    f₂(x) = (f₁(x) − f₁(0)) / x, which is −ω² / (2 (1 + f)²) where nothing is held back.
+    """
+    x, seen = _spectrum(gram, core)
+    f = jnp.sqrt(jnp.maximum(1 + weight * jnp.minimum(x, most - 1), jnp.finfo(gram.dtype).eps))
+    free = -(weight**2) / (2 * (1 + f) ** 2)
+    large = jnp.where(x > most - 1, x, 1)
+    held = ((f - 1) / large - weight / 2) / large
+    second = jnp.where(x > most - 1, held, free)
+    return weight / 2 * core + (seen * second[None, :]) @ seen.T
+
+
+def held_core(gram: jax.Array, core: jax.Array, most: float) -> jax.Array:
+    """Q of I + Pᵀ Q P with its eigenvalues held below `most`: as above with f(x) = 1 + min(x, most − 1)."""
+    x, seen = _spectrum(gram, core)
+    large = jnp.where(x > most - 1, x, 1)
+    second = jnp.where(x > most - 1, ((most - 1) / large - 1) / large, 0)
+    return core + (seen * second[None, :]) @ seen.T

@@ -20,7 +20,7 @@ from ridgewalk.precondition.dense import check_fits
 from ridgewalk.precondition.fixed import MatrixOperator
 from ridgewalk.precondition.lbfgs import Window, empty_window
 from ridgewalk.precondition.pairs import check_pairs, observe
-from ridgewalk.precondition.spectrum import first_scale
+from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Vector
 
@@ -63,6 +63,7 @@ class DenseScaled(Preconditioner):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_pairs(self.memory, self.damping, self.curvature_every)
+        check_first_curvature(self.first_curvature)
 
     def specialise(self, dimension: int, unravel: Unravel) -> "DenseScaled":
         """Itself, if the matrices fit."""

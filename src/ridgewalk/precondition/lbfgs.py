@@ -18,8 +18,8 @@ from ridgewalk.precondition.base import (
     every,
     no_lesson,
 )
-from ridgewalk.precondition.pairs import Pair, check_pairs, inverse, observe, powell, usable
-from ridgewalk.precondition.spectrum import first_scale
+from ridgewalk.precondition.pairs import Pair, base_curvature, check_pairs, inverse, observe, powell, usable
+from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -50,15 +50,11 @@ class Window(NamedTuple):
         return int(self.s.shape[0])
 
     def push(self, pair: Pair, floor: float) -> tuple["Window", Lesson]:
-        """The window with one more pair, or as it was if the pair is unusable.
-
-        γ = max(yᵀy / sᵀy, δ) where sᵀy > 0, else as before (paper, below eq. 5, with y for ȳ).
-        """
+        """The window with one more pair and its γ, or as it was if the pair is unusable."""
         ss, sy, yy = pair.s @ pair.s, pair.s @ pair.y, pair.y @ pair.y
         good = usable(ss, sy, yy)
         row = self.pushed % self.memory
-        seen = jnp.maximum(yy / jnp.where(sy > 0, sy, 1), floor)
-        scale = jnp.where(good & (sy > 0), seen, self.scale)
+        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, floor), self.scale)
         s = self.s.at[row].set(jnp.where(good, pair.s, self.s[row]))
         y = self.y.at[row].set(jnp.where(good, pair.y, self.y[row]))
         lesson = Lesson(powell(scale * ss, sy, self.damping), ~good)
@@ -141,6 +137,7 @@ class LBFGS(Preconditioner):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_pairs(self.memory, self.damping, self.curvature_every)
+        check_first_curvature(self.first_curvature)
 
     def specialise(self, dimension: int, unravel: Unravel) -> "LBFGS":
         """Itself."""

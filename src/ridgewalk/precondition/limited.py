@@ -21,9 +21,9 @@ from ridgewalk.precondition.base import (
     every,
     no_lesson,
 )
-from ridgewalk.precondition.compact import bfgs_core, symmetric_root
-from ridgewalk.precondition.pairs import Pair, check_pairs, observe, powell, usable
-from ridgewalk.precondition.spectrum import first_scale
+from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
+from ridgewalk.precondition.pairs import Pair, base_curvature, check_pairs, observe, powell, usable
+from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -80,6 +80,8 @@ class Limited(Preconditioner):
 
     The newest window collects weight with every pair; once it holds its share, 1/snapshots, the next pair opens a new
     one in the place of the oldest, whose weight the others share. Memory is 2 · snapshots · memory vectors.
+    Damping promises curvatures of at least r γ, and eigenvalues of a window are held below the 1 / (r γ) that follows:
+    pairs that contradict each other, on a target that is not Gaussian, can otherwise multiply to anything.
     """
 
     memory: int = 4
@@ -93,6 +95,7 @@ class Limited(Preconditioner):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_pairs(self.memory, self.damping, self.curvature_every)
+        check_first_curvature(self.first_curvature)
         if self.snapshots < 1:
             raise ValueError(f"snapshots: {self.snapshots} windows is not at least 1; the default is 2")
 
@@ -147,13 +150,13 @@ class Limited(Preconditioner):
         products = vectors @ fresh.T
         gram = jax.lax.dynamic_update_slice_in_dim(now.gram, products, row, 1)
         gram = jax.lax.dynamic_update_slice_in_dim(gram, products.T, row, 0)
-        seen = jnp.maximum(yy / jnp.where(sy > 0, sy, 1), self.curvature_floor)
-        scale = jnp.where(sy > 0, seen, now.scales[1 + window])
+        scale = base_curvature(ss, sy, yy, self.damping, self.curvature_floor)
 
         core = jnp.zeros_like(gram)
         for age in range(self.memory):
             slot = window * size + 2 * ((now.pushed + 1 + age) % self.memory)
             core = bfgs_core(gram, core, scale, slot, slot + 1, self.damping)
+        core = held_core(gram, scale * core, 1 / self.damping) / scale
         windows = Windows(
             gram=gram,
             scales=now.scales.at[1 + window].set(scale),
@@ -164,7 +167,7 @@ class Limited(Preconditioner):
         )
         identity = windows.weights @ (1 / windows.scales)
         total = jnp.tensordot(windows.weights[1:], windows.cores, 1)
-        root = jnp.sqrt(identity) * symmetric_root(gram, total / identity)
+        root = jnp.sqrt(identity) * mixed_root(gram, total / identity, 1.0, jnp.inf)
         small = jax.tree.map(lambda new, kept: jnp.where(good, new, kept), (windows, identity, total, root), old[1:])
         return LimitedOperator(vectors, *small), Lesson(powell(scale * ss, sy, self.damping), ~good)
 

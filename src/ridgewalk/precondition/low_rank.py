@@ -20,7 +20,7 @@ from ridgewalk.precondition.base import (
     every,
     no_lesson,
 )
-from ridgewalk.precondition.spectrum import first_scale
+from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -75,8 +75,8 @@ def orthonormal_rows(rows: jax.Array) -> jax.Array:
     return rows
 
 
-WARM_UP = 3
-"""Sweeps before G first moves: a random basis has to turn towards the large directions to be safe."""
+FORGETFUL_SWEEPS = 3
+"""First sweeps that keep nothing of what came before: random directions know nothing of the Hessian."""
 
 
 @settings
@@ -88,13 +88,15 @@ class LowRank(Preconditioner):
     `curvature_every` steps. T enters the average T̄ = (1−ω) Q B Qᵀ + ω T, whose eigenpairs are the new U and Λ (in
     absolute value), and the next directions are Q ← orth((1−ω) Λ U + ω H Q): subspace iteration.
     μ is the smallest curvature followed, which is about the largest of those left out: an overestimate slows
-    the bulk down, an underestimate would diverge.
+    the bulk down, an underestimate would diverge. No sweep lowers a curvature below μ / growth, so that from the first
+    B = λ_max I the large directions are found before the step along them could become too long.
     """
 
     rank: int = 20
     spare: int = 4
     adaptation: Adaptation = DEFAULT_ADAPTATION
     curvature_every: int = 1
+    growth: float = 3.0
     first_curvature: float | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +107,8 @@ class LowRank(Preconditioner):
             raise ValueError(f"spare: {self.spare} is not at least 1; the spare directions give the bulk's scale")
         if self.curvature_every < 1:
             raise ValueError(f"curvature_every: {self.curvature_every} is not a positive number of steps")
+        check_growth(self.growth)
+        check_first_curvature(self.first_curvature)
 
     def specialise(self, dimension: int, unravel: Unravel) -> "LowRank":
         """Itself, if there are more dimensions than directions."""
@@ -148,25 +152,18 @@ class LowRank(Preconditioner):
     def _sweep(self, old: LowRankOperator, transition: Transition) -> tuple[LowRankOperator, Lesson]:
         sweeps = old.sweeps + 1
         omega = weight(self.adaptation, sweeps, old.bulk.dtype)
-        omega = jnp.where(sweeps <= WARM_UP, 1.0, omega).astype(old.bulk.dtype)
+        omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, omega).astype(old.bulk.dtype)
         _, product = jax.linearize(transition.gradient_at, transition.before)
         images = jax.vmap(product)(old.probes)
         seen = old.probes @ images.T
         overlap = old.probes @ old.basis.T
         outside = old.bulk * jnp.eye(overlap.shape[0], dtype=overlap.dtype)
-        remembered = outside + (overlap * (old.curvatures - old.bulk)) @ overlap.T
+        remembered = outside + (overlap * (old.curvatures - old.bulk)[None, :]) @ overlap.T
         values, turn = jnp.linalg.eigh((1 - omega) * remembered + omega * (seen + seen.T) / 2)
-        values = jnp.abs(values)
+        values = jnp.maximum(jnp.abs(values), old.bulk / self.growth)
         basis = turn.T @ old.probes
         probes = orthonormal_rows((1 - omega) * values[:, None] * basis + omega * (turn.T @ images))
-        ready = sweeps >= WARM_UP
-        swept = LowRankOperator(
-            bulk=jnp.where(ready, jnp.min(values), old.bulk),
-            curvatures=jnp.where(ready, values, old.curvatures),
-            basis=jnp.where(ready, basis, old.basis),
-            probes=probes,
-            sweeps=sweeps,
-        )
+        swept = LowRankOperator(jnp.min(values), values, basis, probes, sweeps)
         good = jnp.all(jnp.isfinite(seen)) & jnp.all(jnp.isfinite(probes))
         kept = jax.tree.map(lambda new, before: jnp.where(good, new, before), swept, old)
         return kept, Lesson(jnp.ones((), old.bulk.dtype), ~good)

@@ -35,6 +35,16 @@ def powell(sbs: Scalar, sy: Scalar, r: Scalar | float) -> Scalar:
     return jnp.where(low, (1 - r) * sbs / jnp.where(low, sbs - sy, 1), 1)
 
 
+def base_curvature(ss: Scalar, sy: Scalar, yy: Scalar, r: Scalar | float, floor: float) -> Scalar:
+    """γ = max(yᵀy / sᵀy, δ) (paper, below eq. 5, with y for ȳ), the cosine of s and y taken as at least r.
+
+    Without that, a pair with s and y almost at right angles makes G vanish, and a chain that stands still in a place
+    of negative curvature, where the paper keeps γ as it was, never moves again.
+    """
+    along = jnp.maximum(sy, r * jnp.sqrt(ss * yy))
+    return jnp.maximum(yy * inverse(along), floor)
+
+
 def inverse(x: Scalar) -> Scalar:
     """1/x, and 0 for x = 0, which is how an empty slot of a window drops out of a recursion."""
     return jnp.where(x == 0, 0, 1 / jnp.where(x == 0, 1, x))

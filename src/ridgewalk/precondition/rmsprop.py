@@ -14,6 +14,7 @@ from ridgewalk.precondition.base import (
     Unravel,
     no_lesson,
 )
+from ridgewalk.precondition.spectrum import largest_curvature
 from ridgewalk.settings import settings
 from ridgewalk.types import Vector
 
@@ -44,10 +45,12 @@ class RMSPropOperator(NamedTuple):
 
 @settings
 class RMSProp(Preconditioner):
-    """G_k = diag(1 / (λ + √V_k)), V_k = α V_{k−1} + (1−α) g_k ⊙ g_k, with V_1 = g_1 ⊙ g_1.
+    """G_k = diag(1 / (λ + √V_k)), V_k = α V_{k−1} + (1−α) g_k ⊙ g_k.
 
     G is computed from the gradient it multiplies, as in the paper, and by default without Γ, also as there.
-    Both bias the samples: a diagonal learnt from noisy gradients is for speed, not for exactness.
+    Both bias the samples: a diagonal learnt from noisy gradients is for speed, not for exactness. V₀ is the largest
+    curvature at the start, which is what squared gradients come to along the steepest direction of a posterior; from
+    V₀ = 0 a chain that starts at a mode would leave it with a first step of size 1/λ.
     With `curvature_correction`, Γ_i = ∂G_ii/∂θ_i = −G_ii² (1−α) g_i H_ii / √V_i, which costs d Hessian
     products a step: for small models and for measuring what leaving it out does.
     """
@@ -68,21 +71,21 @@ class RMSProp(Preconditioner):
         return self
 
     def init(self, position: Vector, gradient_at: GradientAt) -> RMSPropOperator:
-        """V = 0 until the first gradient is seen."""
-        zeros = jnp.zeros_like(position)
-        return RMSPropOperator(zeros, jnp.ones_like(position), zeros)
+        """V₀ = λ_max."""
+        second_moment = jnp.full_like(position, largest_curvature(gradient_at, position))
+        root = 1 / jnp.sqrt(self.regularizer + jnp.sqrt(second_moment))
+        return RMSPropOperator(second_moment, root, jnp.zeros_like(position))
 
     def prepare(self, operator: RMSPropOperator, departure: Departure) -> RMSPropOperator:
         """Take the current gradient into V."""
         g = departure.gradient
-        decay = jnp.where(departure.step == 1, 0.0, self.decay).astype(g.dtype)
-        second_moment = decay * operator.second_moment + (1 - decay) * g**2
+        second_moment = self.decay * operator.second_moment + (1 - self.decay) * g**2
         root_v = jnp.sqrt(second_moment)
         diagonal = 1 / (self.regularizer + root_v)
         gamma = operator.gamma
         if self.curvature_correction:
             hessian_diagonal = jnp.diagonal(jax.jacfwd(departure.gradient_at)(departure.position))
-            slope = (1 - decay) * g * hessian_diagonal / jnp.where(root_v > 0, root_v, 1)
+            slope = (1 - self.decay) * g * hessian_diagonal / jnp.where(root_v > 0, root_v, 1)
             gamma = -(diagonal**2) * jnp.where(root_v > 0, slope, 0)
         return RMSPropOperator(second_moment, jnp.sqrt(diagonal), gamma)
 

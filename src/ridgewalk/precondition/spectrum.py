@@ -38,3 +38,9 @@ def check_first_curvature(given: float | None) -> None:
     """Raise where the first G would not be positive."""
     if given is not None and not 0 < given < float("inf"):
         raise ValueError(f"first_curvature: {given} is not positive and finite; leave it out to have it measured")
+
+
+def check_growth(growth: float) -> None:
+    """Raise where G could only shrink."""
+    if not growth > 1:
+        raise ValueError(f"growth: {growth} is not above 1, so that G could only shrink; the default is 3")

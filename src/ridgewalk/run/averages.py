@@ -38,7 +38,7 @@ def posterior_mean(result: Result) -> PyTree:
 def posterior_variance(result: Result) -> PyTree:
     """Var[θ] of every parameter, in the structure of the position."""
     centre = posterior_mean(result)
-    squares = jax.tree.map(lambda x, m: (jnp.asarray(x) - m) ** 2, result.positions, centre)
+    squares = jax.tree.map(lambda x, m: (jnp.asarray(x) - m[None, None]) ** 2, result.positions, centre)
     return _mean(_weights(result), squares)
 
 
@@ -50,5 +50,5 @@ def posterior_std(result: Result) -> PyTree:
 def posterior_covariance(result: Result) -> jax.Array:
     """Cov[θ] as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d."""
     flat = jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.positions)
-    centred = flat - _mean(_weights(result), flat)
+    centred = flat - _mean(_weights(result), flat)[None, None]
     return jnp.einsum("k,cki,ckj->ij", _weights(result).astype(flat.dtype), centred, centred) / flat.shape[0]

@@ -1,0 +1,54 @@
+"""What every preconditioner owes: multiply and factor agree, after a real run, for every form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.targets import linear_regression
+
+import ridgewalk as rw
+from ridgewalk.precondition.dense_scaled import DenseScaled
+
+REGRESSION = linear_regression()
+
+FORMS = {
+    "identity": rw.Identity(),
+    "fixed": rw.fixed(REGRESSION.covariance),
+    "fixed diagonal": rw.fixed(np.diag(REGRESSION.covariance)),
+    "rmsprop": rw.RMSProp(),
+    "metric": rw.Metric(lambda x: jnp.eye(3) * (1 + x[0] ** 2)),
+    "metric diagonal": rw.Metric(lambda x: 1 + x**2),
+    "lbfgs": rw.LBFGS(),
+    "dense": rw.Dense(),
+    "dense scaled": DenseScaled(),
+    "limited": rw.Limited(memory=2, snapshots=3),
+    "low_rank": rw.LowRank(rank=1, spare=1),
+}
+
+
+@pytest.fixture(params=FORMS, name="state")
+def _state(request):
+    result = rw.sample(
+        jax.random.key(3), rw.Sampler(rw.Langevin(), FORMS[request.param]), REGRESSION.target, jnp.zeros(3),
+        steps=77, step_size=1e-3, batch_size=50, progress=False,
+    )  # fmt: skip
+    return result.final_states[0]
+
+
+def columns(function):
+    return np.asarray(jax.jit(jax.vmap(function, out_axes=1))(jnp.eye(3)))
+
+
+def test_multiply_and_factor_agree(state):
+    operator = state.preconditioner
+    g, s = columns(operator.multiply), columns(operator.factor)
+    np.testing.assert_allclose(s @ s.T, g, rtol=0, atol=1e-10 * np.abs(g).max())
+    np.testing.assert_allclose(columns(operator.factor_transpose), s.T, rtol=0, atol=1e-12 * np.abs(s).max())
+    assert np.linalg.eigvalsh(g)[0] > 0
+    v, z = np.random.default_rng(0).normal(size=(2, 3))
+    both = operator.displace(jnp.asarray(v), jnp.asarray(z))
+    np.testing.assert_allclose(both, g @ v + s @ z, rtol=0, atol=1e-10 * np.abs(g @ v + s @ z).max())
+
+
+def test_preconditioner_matrix_shows_g(state):
+    np.testing.assert_allclose(rw.preconditioner_matrix(state), columns(state.preconditioner.multiply), rtol=1e-12)
