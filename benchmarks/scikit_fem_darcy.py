@@ -63,7 +63,9 @@ def prepare(grid: Grid) -> Reference:
     return Reference(grid, velocity, pressure, edge_dof, edge_sign, cell_dof, cell)
 
 
-def assemble_and_solve(reference: Reference, permeability: Array, source: Array, boundary: Boundary) -> Solution:
+def assemble_and_solve(
+    reference: Reference, permeability: Array, source: Array, boundary: Boundary
+) -> Solution:
     """Assemble the saddle-point system `A u − Dᵀp = −d`, `D u = F` and solve it with `spsolve`."""
     grid, sides = reference.grid, open_sides(boundary)
     values = side_values(boundary, grid)

@@ -92,7 +92,7 @@ def _values_of_side(condition: Condition, side: str, grid: Grid) -> Array:
         raise ValueError(
             f"{side} has values of shape {value.shape}: give one number or one for each of its {count} edges"
         )
-    if not np.all(np.isfinite(value)):
+    if not np.isfinite(value).all():
         raise ValueError(f"{side} holds a value that is not finite: {value[~np.isfinite(value)][:1]}")
     scale = length if isinstance(condition, Flux) else 1.0
-    return np.broadcast_to(value * scale, (count,))
+    return np.full(count, value * scale)

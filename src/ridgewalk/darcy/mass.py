@@ -50,14 +50,22 @@ def cell_mass(permeability: ArrayLike, grid: Grid) -> CellMass:
 
 def multiply_mass(mass: CellMass, flux_x: Array, flux_y: Array) -> tuple[Array, Array]:
     """Return `A_h u` for the two families of edges, without a matrix."""
-    west, east = flux_x[..., :, :-1], flux_x[..., :, 1:]
-    south, north = flux_y[..., :-1, :], flux_y[..., 1:, :]
-    out_x, out_y = np.zeros_like(flux_x), np.zeros_like(flux_y)
-    out_x[..., :, :-1] = mass.x * (2.0 * west + east)
-    out_x[..., :, 1:] += mass.x * (west + 2.0 * east)
-    out_y[..., :-1, :] = mass.y * (2.0 * south + north)
-    out_y[..., 1:, :] += mass.y * (south + 2.0 * north)
+    out_x, out_y = np.empty_like(flux_x), np.empty_like(flux_y)
+    _multiply_lines(mass.x, flux_x, out_x)
+    _multiply_lines(mass.y.T, flux_y.swapaxes(-1, -2), out_y.swapaxes(-1, -2))
     return out_x, out_y
+
+
+def _multiply_lines(mass: Array, flux: Array, out: Array) -> None:
+    """Put `a (2 F_w + F_e)` and `a (F_w + 2 F_e)` of every cell into its two edges, along the last axis."""
+    low = mass * flux[..., :-1]
+    high = mass * flux[..., 1:]
+    both = low + high
+    low += both
+    high += both
+    out[..., 0] = low[..., 0]
+    np.add(low[..., 1:], high[..., :-1], out=out[..., 1:-1])
+    out[..., -1] = high[..., -1]
 
 
 def edge_numbers(grid: Grid) -> tuple[Array, Array]:

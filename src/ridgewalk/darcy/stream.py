@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scipy.linalg import cho_solve_banded, cholesky_banded
+from scipy.linalg.lapack import dpbtrf, dpbtrs
 from scipy.sparse.linalg import splu
 
 from ridgewalk.darcy.boundary import OpenSides
 from ridgewalk.darcy.grid import Array
 from ridgewalk.darcy.mass import CellMass
 
-LARGEST_BAND = 96  # beyond this many unknowns a line, sparse LU is faster (benchmarks/darcy.py)
+LARGEST_BAND = 160  # beyond this many unknowns a line, sparse LU is faster (benchmarks/darcy.py)
 
 Solve = Callable[[Array], Array]
 
@@ -80,9 +80,7 @@ def assemble(mass: CellMass, free: tuple[slice, slice]) -> Stencil:
     rows, columns = free
     inner_rows, inner_columns = slice(rows.start, rows.stop - 1), slice(columns.start, columns.stop - 1)
     inner = diagonal[inner_rows, inner_columns]
-    return Stencil(
-        centre[rows, columns], east[rows, inner_columns], north[inner_rows, columns], inner, inner
-    )
+    return Stencil(centre[rows, columns], east[rows, inner_columns], north[inner_rows, columns], inner, inner)
 
 
 def pin_first(stencil: Stencil) -> Stencil:
@@ -116,15 +114,26 @@ def factorise(stencil: Stencil, largest_band: int = LARGEST_BAND) -> Solve:
 
 def _factorise_band(stencil: Stencil) -> Solve:
     rows, columns = stencil.centre.shape
-    band = np.zeros((columns + 2, rows * columns), order="F")
-    by_offset = band.T.reshape(rows, columns, columns + 2)
-    by_offset[:, :, 0] = stencil.centre
-    by_offset[:, :-1, 1] += stencil.east
-    by_offset[:-1, :, columns] += stencil.north
-    by_offset[:-1, :-1, columns + 1] += stencil.north_east
-    by_offset[:-1, 1:, columns - 1] += stencil.north_west
-    factor = cholesky_banded(band, lower=True, overwrite_ab=True, check_finite=False)
-    return lambda right: cho_solve_banded((factor, True), right, check_finite=False)
+    width = columns + 1  # the farthest neighbour is one line and one vertex away
+    band = np.zeros((width + 1, rows * columns), order="F")
+    above = band.T.reshape(rows, columns, width + 1)  # [j, i, width − k] couples with the vertex k earlier
+    above[:, :, width] = stencil.centre
+    above[:, 1:, width - 1] += stencil.east
+    above[1:, :, width - columns] += stencil.north
+    above[1:, 1:, width - columns - 1] += stencil.north_east
+    above[1:, :-1, width - columns + 1] += stencil.north_west
+    factor, failed = dpbtrf(band, lower=0, overwrite_ab=1)
+    if failed:
+        raise ValueError(
+            f"permeability: the system is not positive definite in double precision (pivot {failed}); "
+            "its contrast is too large, clip it"
+        )
+
+    def solve(right: Array) -> Array:
+        solution: Array = dpbtrs(factor, right, lower=0)[0]
+        return solution
+
+    return solve
 
 
 def _factorise_sparse(stencil: Stencil) -> Solve:
@@ -146,7 +155,5 @@ def _factorise_sparse(stencil: Stencil) -> Solve:
             (np.concatenate([diagonal, first, second]), np.concatenate([diagonal, second, first])),
         )
     ).tocsc()
-    factor = splu(
-        matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
-    )
+    factor = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     return lambda right: factor.solve(np.ascontiguousarray(right))
