@@ -7,7 +7,7 @@ from ridgewalk.darcy.boundary import SIDES, Boundary, Flux, Pressure, side_value
 from ridgewalk.darcy.grid import Grid
 
 
-def random_problem(seed, nx, ny, open_sides, log_contrast=2.0, tensor=True):
+def random_problem(seed, nx, ny, open_sides, *, log_contrast=2.0, tensor=True):
     """κ, f and a boundary with random values per edge; f is made compatible in a closed box."""
     rng = np.random.default_rng(seed)
     grid = Grid(nx, ny, width=rng.uniform(0.5, 2.0), height=rng.uniform(0.5, 2.0))

@@ -1,4 +1,4 @@
-"""Manufactured solutions: first order in L2 for velocity and pressure, smooth and discontinuous permeability."""
+"""Manufactured solutions: first order in L2 for u and p, smooth and discontinuous permeability."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def rates(run):
 
 
 def smooth_tensor(n):
-    """κ = (1 + x/2 + y/3, 2 + cos x), p = sin πx cos πy on [0, 1]×[0, 1.5]; all four kinds of data are non-zero."""
+    """κ = (1 + x/2 + y/3, 2 + cos x), p = sin πx cos πy on [0, 1]×[0, 1.5]; two sides of each kind."""
     grid = Grid(n, n, 1.0, 1.5)
     pi = np.pi
     x, y = grid.x_centres[None, :], grid.y_centres[:, None]
@@ -72,7 +72,8 @@ def smooth_tensor(n):
 def two_rocks(n):
     """κ = 1 left of x = 1/2 and 1000 right of it; p continuous, flux continuous, ∂p/∂x jumps.
 
-    With `g(x) = (x − 1/2) + (x − 1/2)²`, `p = g cos πy / κ`: p = 0 at the interface and `κ ∂p/∂x = cos πy` on both sides.
+    With `g(x) = (x − 1/2) + (x − 1/2)²`, `p = g cos πy / κ`: p = 0 at the interface and `κ ∂p/∂x = cos πy` on
+    both sides.
     """
     grid = Grid(n, n)
     pi = np.pi

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from cases import largest_imbalance, problems, random_problem, relative
 from hypothesis import given, settings
-from scikit_fem_darcy import assemble_and_solve, prepare
 
 from ridgewalk.darcy import Boundary, Flux, Grid, Pressure, factorise, solve
 from ridgewalk.darcy.mass import cell_mass, divergence_matrix, mass_matrix, multiply_mass
+from scikit_fem_darcy import assemble_and_solve, prepare
 
 ALL_KINDS = list(itertools.product((False, True), repeat=4))
 
@@ -65,7 +65,7 @@ def test_sparse_and_band_factorisations_agree(problem):
 
 @pytest.mark.parametrize("open_sides", [(True, False, False, False), (False, True, True, True)])
 def test_solution_satisfies_the_saddle_point_system(open_sides):
-    grid, kappa, source, boundary = random_problem(5, 6, 8, open_sides)
+    grid, kappa, source, _ = random_problem(5, 6, 8, open_sides)
     zero_values = Boundary(*(Pressure(0.0) if is_open else Flux(0.0) for is_open in open_sides))
     solution = solve(kappa, source, zero_values, grid)
     drop = mass_matrix(kappa, grid) @ solution.flux

@@ -1,4 +1,4 @@
-"""SPE10 readers, sampling and fetch. The original text is made here from random numbers, or from the shared .npz."""
+"""SPE10 readers, sampling and fetch; the original text is made here, from random numbers."""
 
 import zipfile
 

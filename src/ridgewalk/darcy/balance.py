@@ -1,9 +1,9 @@
 """Fluxes that balance the source, and pressures that balance the fluxes, by running sums over the grid.
 
-Both are sweeps from one side. A flux with `div u = f` and the prescribed boundary fluxes is not unique: any one
-will do, because the stream function supplies the rest. The pressure is: on an inner edge `(A_h u)_e` is the
-pressure drop across it, so a walk over the cells gives `p`, from a side where it is known or, in a closed box,
-up to its mean.
+Both are sweeps from one side. A flux with `div u = f` and the prescribed boundary fluxes is not unique: any
+one will do, because the stream function supplies the rest. The pressure is: on an inner edge `(A_h u)_e` is
+the pressure drop across it, so a walk over the cells gives `p`, from a side where it is known or, in a closed
+box, up to its mean.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from ridgewalk.darcy.grid import Array
 
 
 def check_compatible(source: Array, sides: OpenSides, values: SideValues) -> Array:
-    """In a closed box, insist on `∫f = ∮ u·n` and spread what rounding leaves; `source` is per cell, integrated."""
+    """In a closed box, insist on `∫f = ∮ u·n` and spread what rounding leaves; `source` is `∫_cell f`."""
     if any(sides):
         return source
     total_source = source.sum(axis=(-2, -1))
@@ -24,8 +24,8 @@ def check_compatible(source: Array, sides: OpenSides, values: SideValues) -> Arr
     if np.any(wrong):
         first = np.broadcast_to(total_source, wrong.shape)[wrong][0]
         raise ValueError(
-            f"source and boundary fluxes are incompatible: ∫f = {first:.10g} but ∮u·n = {outflow:.10g}; with the "
-            "flux prescribed on all four sides they must be equal (or prescribe a pressure on one side)"
+            f"source and boundary fluxes are incompatible: ∫f = {first:.10g} but ∮u·n = {outflow:.10g}; "
+            "with the flux prescribed on all four sides they must be equal (or prescribe a pressure on one)"
         )
     balanced: Array = source - (mismatch / (source.shape[-1] * source.shape[-2]))[..., None, None]
     return balanced
@@ -74,4 +74,5 @@ def walk_pressure(drop_x: Array, drop_y: Array, sides: OpenSides, values: SideVa
     pressure = np.zeros((*drop_x.shape[:-1], drop_y.shape[-1]))
     pressure[..., 1:, 0] = -np.cumsum(drop_y[..., 1:-1, 0], axis=-1)
     pressure[..., :, 1:] = pressure[..., :, :1] - np.cumsum(drop_x[..., :, 1:-1], axis=-1)
-    return pressure - pressure.mean(axis=(-2, -1), keepdims=True)
+    pressure -= pressure.mean(axis=(-2, -1), keepdims=True)
+    return pressure

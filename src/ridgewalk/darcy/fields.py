@@ -5,8 +5,8 @@
 `C = σ exp(−dx²/l_x² − dy²/l_y²)`.
 
 (The paper prints `exp(+dx²/l_x² …)`, which is no covariance.) The kernel is a product, so its eigenpairs are
-products of one-dimensional ones, computed by the midpoint rule on the cell centres: `ξ = σ λ_x λ_y`. As printed,
-`σ` multiplies the kernel: it is the field's variance.
+products of one-dimensional ones, computed by the midpoint rule on the cell centres: `ξ = σ λ_x λ_y`. As
+printed, `σ` multiplies the kernel: it is the field's variance.
 
 The permeability is linear, `κ = κ₀ + Y`, or log-normal, `κ = κ₀ exp(Y)`.
 """
@@ -30,6 +30,7 @@ class KarhunenLoeve:
     eigenvalues: Array
     modes: Array
     variance: float
+    correlation: tuple[float, float]
 
     @property
     def energy(self) -> float:
@@ -48,7 +49,7 @@ def karhunen_loeve(
     correlation: tuple[float, float] = (0.2, 0.3),
     variance: float = 2.0,
 ) -> KarhunenLoeve:
-    """Leading `terms` eigenpairs of `σ exp(−dx²/l_x² − dy²/l_y²)`; `correlation` is `(l_x, l_y)`, `variance` is `σ`."""
+    """The `terms` leading eigenpairs; `correlation` is `(l_x, l_y)`, `variance` is `σ`."""
     if not 1 <= terms <= grid.cells:
         raise ValueError(f"terms = {terms}: give between 1 and the number of cells, {grid.cells}")
     for name, value in (
@@ -65,7 +66,9 @@ def karhunen_loeve(
     of_y, of_x = np.unravel_index(order, products.shape)
     eigenvalues = variance * products[of_y, of_x]
     shapes = modes_y[:, of_y].T[:, :, None] * modes_x[:, of_x].T[:, None, :]
-    return KarhunenLoeve(grid, eigenvalues, np.sqrt(eigenvalues)[:, None, None] * shapes, variance)
+    return KarhunenLoeve(
+        grid, eigenvalues, np.sqrt(eigenvalues)[:, None, None] * shapes, variance, correlation
+    )
 
 
 def _eigenpairs(centres: Array, spacing: float, correlation: float) -> tuple[Array, Array]:
@@ -93,8 +96,8 @@ def draw_permeability(
 ) -> RandomPermeability:
     """Draw `κ₀ + Y`, again and again until it is positive everywhere, or `κ₀ exp(Y)`, which always is.
 
-    The paper does not give `κ₀`. At the default 10 (and `σ = 2`) redraws are rare; at 4 there is one in eight fields, at 3 more
-    than one a field.
+    The paper does not give `κ₀`. At the default 10 (and `σ = 2`) redraws are rare; at 4 there is one in eight
+    fields, at 3 more than one a field.
     """
     if form not in get_args(Form):
         raise ValueError(f"form = {form!r}: choose one of {', '.join(get_args(Form))}")
@@ -108,6 +111,6 @@ def draw_permeability(
         if np.all(kappa_0 + field > 0):
             return RandomPermeability(kappa_0 + field, coefficients, redraws)
     raise ValueError(
-        f"kappa_0 = {kappa_0}: no positive field in {MOST_REDRAWS + 1} draws with variance {expansion.variance}; "
-        "raise kappa_0, or take form='log-normal'"
+        f"kappa_0 = {kappa_0}: no positive field in {MOST_REDRAWS + 1} draws with variance "
+        f"{expansion.variance}; raise kappa_0, or take form='log-normal'"
     )

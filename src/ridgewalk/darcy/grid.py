@@ -87,12 +87,17 @@ class Grid:
     @property
     def x_centres(self) -> Array:
         """Abscissae of the cell centres."""
-        return (np.arange(self.nx) + 0.5) * self.hx
+        return _centres(self.nx, self.hx)
 
     @property
     def y_centres(self) -> Array:
         """Ordinates of the cell centres."""
-        return (np.arange(self.ny) + 0.5) * self.hy
+        return _centres(self.ny, self.hy)
+
+
+def _centres(count: int, spacing: float) -> Array:
+    centres: Array = (np.arange(count, dtype=np.float64) + 0.5) * spacing
+    return centres
 
 
 def join_flux(flux_x: Array, flux_y: Array) -> Array:

@@ -10,7 +10,7 @@ so the cell's matrix on `(F_w, F_e)` is `a_x [[2, 1], [1, 2]]`, and likewise in 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from ridgewalk.darcy.grid import Array, Grid
@@ -68,9 +68,9 @@ def _multiply_lines(mass: Array, flux: Array, out: Array) -> None:
     out[..., -1] = high[..., -1]
 
 
-def edge_numbers(grid: Grid) -> tuple[Array, Array]:
+def edge_numbers(grid: Grid) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Index of every edge, as arrays of the shapes of the two families."""
-    numbers = np.arange(grid.edges)
+    numbers = np.arange(grid.edges, dtype=np.int64)
     return (
         numbers[: grid.edges_x].reshape(grid.shape_x),
         numbers[grid.edges_x :].reshape(grid.shape_y),

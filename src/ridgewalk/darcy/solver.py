@@ -1,12 +1,12 @@
 """Mixed finite elements (RT0–P0) for Darcy flow on a rectangle.
 
-`κ⁻¹ u + ∇p = 0`, `div u = f`; on each side of the domain `u·n` or `p` is prescribed. In matrices, with `A_h` the
-mass matrix, `D` the net outflow of cells, `F = ∫f` and `d` the boundary pressures with the outward sign,
+`κ⁻¹ u + ∇p = 0`, `div u = f`; on each side of the domain `u·n` or `p` is prescribed. In matrices, with `A_h`
+the mass matrix, `D` the net outflow of cells, `F = ∫f` and `d` the boundary pressures with the outward sign,
 
 `A_h u − Dᵀ p = −d`,  `D u = F`.
 
-The production path writes `u = u_F + C ψ`: `u_F` any flux that balances the source, `C ψ` divergence-free. Then
-`Cᵀ A_h C ψ = −Cᵀ (A_h u_F + d)` is small, banded and positive definite, and `p` follows from `A_h u` by
+The production path writes `u = u_F + C ψ`: `u_F` any flux that balances the source, `C ψ` divergence-free.
+Then `Cᵀ A_h C ψ = −Cᵀ (A_h u_F + d)` is small, banded and positive definite, and `p` follows from `A_h u` by
 summation. It is the same discrete solution as the saddle-point system's.
 """
 
@@ -43,7 +43,7 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class ThroughFlow:
-    """The flux from one open side to the opposite one, when closed sides separate them; `energy = wᵀ A_h w`."""
+    """A flux `w` from one open side to the other, when closed sides separate them; `energy = wᵀ A_h w`."""
 
     flux_x: Array
     flux_y: Array
@@ -168,7 +168,7 @@ def source_per_cell(source: ArrayLike, grid: Grid) -> Array:
 def _through_flow(
     grid: Grid, mass: CellMass, sides: OpenSides, free: tuple[slice, slice], solve_stream: stream.Solve
 ) -> ThroughFlow | None:
-    """With two opposite sides open and the others closed, `ψ` on one closed side is unknown: its energy-least curl.
+    """With two opposite sides open and two closed, `ψ` on one closed side is unknown: the mode it adds.
 
     The mode is `A_h`-orthogonal to the curls of the free vertices, so its amount follows independently.
     """

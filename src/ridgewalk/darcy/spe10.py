@@ -1,8 +1,8 @@
-"""The second model of the tenth SPE comparative solution project (Christie and Blunt, 2001): its permeability.
+"""Permeability of SPE10 model 2, the tenth SPE comparative solution project (Christie and Blunt, 2001).
 
-The model has 60×220×85 cells. Its text file `spe_perm.dat` lists k_x, then k_y, then k_z in millidarcy, x fastest,
-then y, then the layer from the top. Arrays here have axes `(x, y, layer)`; `sample_layer` turns a layer, numbered
-from 1 at the top as in the literature, into an array `(ny, nx)` for the solver.
+The model has 60×220×85 cells. Its text file `spe_perm.dat` lists k_x, then k_y, then k_z in millidarcy, x
+fastest, then y, then the layer from the top. Arrays here have axes `(x, y, layer)`; `sample_layer` turns a
+layer, numbered from 1 at the top as in the literature, into an array `(ny, nx)` for the solver.
 """
 
 import hashlib
@@ -75,7 +75,8 @@ def _parse_text(text: str, path: Path) -> NDArray[np.float32]:
     if numbers.size != needed:
         raise ValueError(
             f"path = {path}: has {numbers.size:,} numbers, needs {needed:,} "
-            f"({COMPONENTS} components of {'×'.join(map(str, SHAPE))} cells); the file is truncated or not {MEMBER}"
+            f"({COMPONENTS} components of {'×'.join(map(str, SHAPE))} cells); "
+            f"the file is truncated or not {MEMBER}"
         )
     k_x = numbers[: needed // COMPONENTS].reshape(SHAPE[::-1])
     return _checked(np.ascontiguousarray(k_x.transpose()).astype(np.float32), path)
@@ -109,8 +110,8 @@ def fetch_spe10(
     found = digest(k_x)
     if found != sha256:
         raise ValueError(
-            f"{archive}: k_x has checksum {found}, expected {sha256}; the download is damaged or was changed: "
-            "delete the file and fetch again"
+            f"{archive}: k_x has checksum {found}, expected {sha256}; the download is damaged "
+            "or was changed: delete the file and fetch again"
         )
     return k_x
 
@@ -120,8 +121,9 @@ def sample_layer(
 ) -> Array:
     """Point-sample a layer (1 is the top) to `(ny, nx)` and divide it by `divisor`.
 
-    Column `i` takes the cell `max(⌈i·60/nx⌉ − 1, 0)` in x, row `j` the cell `max(⌈j·220/ny⌉ − 1, 0)` in y. Layer 53 on
-    50×50 cells divided by 10 is the field of Wang and Lin's flow networks (J. Comput. Phys. 401, 2020).
+    Column `i` takes the cell `max(⌈i·60/nx⌉ − 1, 0)` in x, row `j` the cell `max(⌈j·220/ny⌉ − 1, 0)` in y.
+    Layer 53 on 50×50 cells divided by 10 is the field of Wang and Lin's flow networks (J. Comput. Phys. 401,
+    2020).
     """
     cells_x, cells_y, layers = k_x.shape
     if not 1 <= layer <= layers:

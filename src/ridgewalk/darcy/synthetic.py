@@ -1,10 +1,12 @@
 """A synthetic channelised permeability of high contrast, for use where SPE10 is not at hand.
 
-It is our own and only resembles a fluvial layer: sinuous sand channels (log-normal about 1,000) that run across a shale
-background (log-normal about 0.01, smoothly varying). Whoever draws or stores it must call it `SYNTHETIC`.
+It is our own and only resembles a fluvial layer: sinuous sand channels (log-normal about 1,000) that run
+across a shale background (log-normal about 0.01, smoothly varying). Whoever draws or stores it must call it
+`SYNTHETIC`.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.grid import Array, Grid
@@ -30,10 +32,11 @@ def channelised(grid: Grid, seed: int = 0, channels: int = 4) -> Array:
     for number in range(channels):
         inside |= _channel(unit, generator, (number + 0.5) / channels)
     log_kappa[inside] = (np.log(SAND) + sand)[inside]
-    return np.clip(np.exp(log_kappa), *RANGE)
+    kappa: Array = np.clip(np.exp(log_kappa), *RANGE)
+    return kappa
 
 
-def _channel(unit: Grid, generator: np.random.Generator, middle: float) -> Array:
+def _channel(unit: Grid, generator: np.random.Generator, middle: float) -> NDArray[np.bool_]:
     """Cells of one channel that meanders upwards about `x = middle` and leans to one side."""
     along, across = unit.y_centres[:, None], unit.x_centres[None, :]
     phase = generator.uniform(0, 2 * np.pi, 2)
@@ -44,5 +47,5 @@ def _channel(unit: Grid, generator: np.random.Generator, middle: float) -> Array
     centre = middle + lean * (along - 0.5)
     for amount, count, start in zip(size, waves, phase, strict=True):
         centre = centre + amount * np.sin(2 * np.pi * count * along + start)
-    inside: Array = np.abs(across - centre) < width
+    inside: NDArray[np.bool_] = np.abs(across - centre) < width
     return inside
