@@ -41,12 +41,16 @@ def generate(
     blocks = plan.blocks
     progress(sum(len(samples) for number, samples in enumerate(blocks) if number not in set(todo)))
     if todo:
-        with _workers(min(processes, len(todo))) as pool:
-            running = {pool.submit(problem.draw, plan.seed, blocks[number]): number for number in todo}
-            for finished in as_completed(running):
-                number = running[finished]
-                store.write_block(path, plan, number, finished.result())
-                progress(len(blocks[number]))
+        try:
+            with _workers(min(processes, len(todo))) as pool:
+                running = {pool.submit(problem.draw, plan.seed, blocks[number]): number for number in todo}
+                for finished in as_completed(running):
+                    number = running[finished]
+                    store.write_block(path, plan, number, finished.result())
+                    progress(len(blocks[number]))
+        except BaseException:
+            store.abandon_if_empty(path)
+            raise
     store.finish(path)
     return path
 

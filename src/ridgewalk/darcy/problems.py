@@ -13,6 +13,7 @@ import numpy as np
 from ridgewalk.darcy.boundary import Boundary, Pressure
 from ridgewalk.darcy.fields import Form, KarhunenLoeve, draw_permeability
 from ridgewalk.darcy.grid import Array, Grid
+from ridgewalk.darcy.mass import permeability_tensor
 from ridgewalk.darcy.solver import factorise, solve
 
 Value = str | int | float | list[float]
@@ -105,6 +106,8 @@ class VaryingSource:
     def __post_init__(self) -> None:
         if not self.deviation >= 0:
             raise ValueError(f"deviation = {self.deviation}: give a standard deviation of at least 0")
+        permeability_tensor(self.permeability, self.grid)
+        three_spot_source(self.grid, np.zeros(1), np.zeros(1), self.block_cells)
 
     @property
     def grid(self) -> Grid:

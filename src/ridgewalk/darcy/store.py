@@ -179,6 +179,13 @@ def finish(path: Path) -> None:
         shutil.rmtree(former)
 
 
+def abandon_if_empty(path: Path) -> None:
+    """Remove a growing data set without a finished block, which would only stand in a later run's way."""
+    growing = partial_path(path)
+    if not any((growing / MARKERS).glob("*.done")):
+        shutil.rmtree(growing, ignore_errors=True)
+
+
 def is_data_set(path: Path) -> bool:
     """Whether the folder is a data set of this format."""
     try:
