@@ -7,10 +7,11 @@ from ridgewalk.darcy.boundary import SIDES, Boundary, Flux, Pressure, side_value
 from ridgewalk.darcy.grid import Grid
 
 
-def random_problem(seed, nx, ny, open_sides, *, log_contrast=2.0, tensor=True):
+def random_problem(seed, nx, ny, open_sides, *, log_contrast=2.0, tensor=True, unit_square=False):
     """κ, f and a boundary with random values per edge; f is made compatible in a closed box."""
     rng = np.random.default_rng(seed)
-    grid = Grid(nx, ny, width=rng.uniform(0.5, 2.0), height=rng.uniform(0.5, 2.0))
+    width, height = rng.uniform(0.5, 2.0, 2)
+    grid = Grid(nx, ny) if unit_square else Grid(nx, ny, width, height)
     shape = (2, ny, nx) if tensor else (ny, nx)
     kappa = np.exp(rng.uniform(-0.5, 0.5, shape) * log_contrast * np.log(10.0))
     source = rng.standard_normal((ny, nx))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from ridgewalk.darcy.permeability import LabelledPermeability
     from ridgewalk.darcy.problems import Problem
 
 app = typer.Typer(no_args_is_help=True, help="Darcy flow: data sets and pictures.")
@@ -38,6 +39,11 @@ Samples = Annotated[int, typer.Option(help="Number of samples.")]
 Seed = Annotated[int, typer.Option(help="Seed; sample i depends on it and on i only.")]
 Processes = Annotated[int, typer.Option(help="Worker processes; the samples do not depend on it.")]
 Size = Annotated[int, typer.Option(help="Cells in each direction.")]
+PermeabilityFile = Annotated[
+    Path | None,
+    typer.Option(help="A field (.npy), or SPE10: spe_perm.dat, its .zip, or .npz. Without it: synthetic."),
+]
+Layer = Annotated[int, typer.Option(help="SPE10 layer, 1 (top) to 85.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
 
@@ -48,16 +54,11 @@ def generate_source(
     samples: Samples = 1500,
     seed: Seed = 0,
     processes: Processes = 2,
-    permeability: Annotated[
-        Path | None,
-        typer.Option(
-            help="A field (.npy), or SPE10: spe_perm.dat, its .zip, or .npz. Without it: synthetic."
-        ),
-    ] = None,
+    permeability: PermeabilityFile = None,
     fetch: Annotated[
         bool, typer.Option("--fetch", help="Fetch SPE10 from spe.org (once, verified).")
     ] = False,
-    layer: Annotated[int, typer.Option(help="SPE10 layer, 1 (top) to 85.")] = 53,
+    layer: Layer = 53,
     size: Size = 50,
     mean: Annotated[float, typer.Option(help="Mean of f1 and f2.")] = 10.0,
     spread: Annotated[float, typer.Option(help="Second parameter of their normal law.")] = 5.0,
@@ -66,22 +67,12 @@ def generate_source(
     overwrite: Overwrite = False,
 ) -> None:
     """Three-spot sources in a fixed permeability: f1, f2 ~ N(10, 5), closed box."""
-    from ridgewalk.darcy.permeability import (  # noqa: PLC0415
-        permeability_from_file,
-        spe10_permeability,
-        synthetic_permeability,
-    )
     from ridgewalk.darcy.problems import VaryingSource  # noqa: PLC0415
 
     with _errors_in_plain_words():
-        if permeability is not None and fetch:
-            raise ValueError("--permeability and --fetch: give one of the two")
         if spread < 0:
             raise ValueError(f"spread = {spread}: give a number of at least 0")
-        if permeability is not None:
-            field = permeability_from_file(permeability, layer, size)
-        else:
-            field = spe10_permeability(None, layer, size) if fetch else synthetic_permeability(size)
+        field = _fixed_permeability(permeability, layer, size, fetch)
         deviation = spread**0.5 if spread_is is Reading.variance else spread
         problem = VaryingSource(field.values, field.label, mean, deviation, block)
         _generate(out, problem, samples=samples, seed=seed, processes=processes, overwrite=overwrite)
@@ -119,6 +110,39 @@ def generate_permeability(
 
 
 @app.command()
+def multiscale(
+    *,
+    out: Annotated[Path, typer.Option(help="The PNG file to write.")],
+    permeability: PermeabilityFile = None,
+    layer: Layer = 53,
+    size: Size = 50,
+    blocks: Annotated[
+        list[int] | None, typer.Option(help="Coarse blocks in each direction; 5 and 10.")
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Draw the multiscale method's error against the number of basis functions, for a three-spot source."""
+    import numpy as np  # noqa: PLC0415
+
+    from ridgewalk.darcy.boundary import Boundary  # noqa: PLC0415
+    from ridgewalk.darcy.multiscale_plots import draw_multiscale, error_curve  # noqa: PLC0415
+    from ridgewalk.darcy.plots import save_figure  # noqa: PLC0415
+    from ridgewalk.darcy.problems import default_block, three_spot_source  # noqa: PLC0415
+    from ridgewalk.darcy.solver import grid_of  # noqa: PLC0415
+
+    with _errors_in_plain_words():
+        field = _fixed_permeability(permeability, layer, size)
+        grid = grid_of(field.values)
+        source = three_spot_source(grid, np.array(10.0), np.array(10.0), default_block(grid))
+        curves = [error_curve(field.values, source, Boundary(), count) for count in blocks or (5, 10)]
+        for curve in curves:
+            errors = ", ".join(f"{error:.2g}" for error in curve.errors)
+            typer.echo(f"{curve.blocks}×{curve.blocks} blocks, relative energy errors: {errors}")
+        figure = draw_multiscale(field.values, source, Boundary(), field.label, curves)
+        typer.echo(f"wrote {save_figure(figure, out, overwrite)}")
+
+
+@app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="A data set made by `darcy generate`.")],
     out: Annotated[Path, typer.Option(help="The PNG file to write.")],
@@ -130,6 +154,22 @@ def show(
 
     with _errors_in_plain_words():
         typer.echo(f"wrote {show_sample(file, sample, out, overwrite)}")
+
+
+def _fixed_permeability(
+    path: Path | None, layer: int, size: int, fetch: bool = False
+) -> "LabelledPermeability":
+    from ridgewalk.darcy.permeability import (  # noqa: PLC0415
+        permeability_from_file,
+        spe10_permeability,
+        synthetic_permeability,
+    )
+
+    if path is not None and fetch:
+        raise ValueError("--permeability and --fetch: give one of the two")
+    if path is not None:
+        return permeability_from_file(path, layer, size)
+    return spe10_permeability(None, layer, size) if fetch else synthetic_permeability(size)
 
 
 def _generate(
