@@ -64,9 +64,12 @@ def prepare(grid: Grid) -> Reference:
 
 
 def assemble_and_solve(
-    reference: Reference, permeability: Array, source: Array, boundary: Boundary
+    reference: Reference, permeability: Array, source: Array, boundary: Boundary, refinements: int = 0
 ) -> Solution:
-    """Assemble the saddle-point system `A u − Dᵀp = −d`, `D u = F` and solve it with `spsolve`."""
+    """Assemble the saddle-point system `A u − Dᵀp = −d`, `D u = F` and solve it with `spsolve`.
+
+    At a contrast of 5e6 `spsolve` loses digits (3e-10 of the largest flux); `refinements` gets some back.
+    """
     grid, sides = reference.grid, open_sides(boundary)
     values = side_values(boundary, grid)
     inverse_x, inverse_y = (
@@ -87,7 +90,11 @@ def assemble_and_solve(
     if not any(sides):
         unknown[-1] = False  # the pressure is known only up to a constant
     right -= matrix @ solution
-    solution[unknown] = spsolve(matrix[unknown][:, unknown].tocsc(), right[unknown])
+    reduced = matrix[unknown][:, unknown].tocsc()
+    found = spsolve(reduced, right[unknown])
+    for _ in range(refinements):
+        found += spsolve(reduced, right[unknown] - reduced @ found)
+    solution[unknown] = found
     pressure = solution[grid.edges + reference.cell_dof].reshape(grid.shape)
     if not any(sides):
         pressure = pressure - pressure.mean()

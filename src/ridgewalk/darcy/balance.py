@@ -17,8 +17,9 @@ def check_compatible(source: Array, sides: OpenSides, values: SideValues) -> Arr
     if any(sides):
         return source
     total_source = source.sum(axis=(-2, -1))
-    outflow = float(sum(side.sum() for side in values))
-    size = np.abs(source).sum(axis=(-2, -1)) + float(sum(np.abs(side).sum() for side in values))
+    prescribed = np.concatenate(values)
+    outflow = prescribed.sum()
+    size = np.abs(source).sum(axis=(-2, -1)) + np.abs(prescribed).sum()
     mismatch = total_source - outflow
     wrong = np.abs(mismatch) > 1e-12 * size
     if np.any(wrong):

@@ -1,5 +1,6 @@
 """What is prescribed on each side of the domain: the outward flux or the pressure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,6 +88,9 @@ def side_values(boundary: Boundary, grid: Grid) -> SideValues:
 def _values_of_side(condition: Condition, side: str, grid: Grid) -> Array:
     vertical = side in ("left", "right")
     count, length = (grid.ny, grid.hy) if vertical else (grid.nx, grid.hx)
+    scale = length if isinstance(condition, Flux) else 1.0
+    if isinstance(condition.value, float) and math.isfinite(condition.value):
+        return np.full(count, condition.value * scale)
     value = np.asarray(condition.value, dtype=np.float64)
     if value.shape not in ((), (count,)):
         raise ValueError(
@@ -94,5 +98,4 @@ def _values_of_side(condition: Condition, side: str, grid: Grid) -> Array:
         )
     if not np.isfinite(value).all():
         raise ValueError(f"{side} holds a value that is not finite: {value[~np.isfinite(value)][:1]}")
-    scale = length if isinstance(condition, Flux) else 1.0
     return np.full(count, value * scale)
