@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from cases import random_problem, relative
+from scipy.linalg import eigh
 
 from ridgewalk.darcy import Boundary, Flux, Grid, Pressure, solve
 from ridgewalk.darcy.coarse import CoarseGrid
@@ -78,6 +79,28 @@ def test_further_functions_are_nested_and_carry_no_net_flux():
         np.testing.assert_allclose(
             second[3 * number + 1 : 3 * number + 3][:, edge.fine_edges].sum(axis=1), 0, atol=1e-12
         )
+
+
+def test_further_functions_solve_the_spectral_problem():
+    """The span of an edge's first functions, found again from the complete basis and fine matrices."""
+    grid = Grid(12, 12)
+    kappa = np.exp(np.random.default_rng(0).standard_normal(grid.shape))
+    small, complete = (multiscale_basis(kappa, FLOW, (3, 3), count) for count in (3, 4))
+    outflow = divergence_matrix(grid)
+    inverse = 1.0 / kappa
+    for number, edge in enumerate(complete.edges):
+        functions = complete.functions[4 * number : 4 * number + 4]
+        divergence = (outflow @ functions.T).toarray()
+        energy = (functions @ complete.mass @ functions.T).toarray()
+        energy += divergence.T @ divergence / grid.cell_area
+        through = functions[:, edge.fine_edges].toarray()
+        cells = np.argwhere(abs(outflow[:, edge.fine_edges]).toarray().T)
+        weight = [inverse.ravel()[cells[cells[:, 0] == place, 1]].mean() for place in range(4)]
+        on_edge = through @ (np.array(weight)[:, None] * through.T)
+        vectors = eigh(on_edge, energy)[1][:, :2]
+        expected = np.concatenate([functions.toarray()[:1], vectors.T @ functions.toarray()])
+        found = small.functions[3 * number : 3 * number + 3].toarray()
+        assert np.linalg.matrix_rank(np.concatenate([expected, found]), rtol=1e-9) == 3
 
 
 def test_uniform_rock_needs_one_function():

@@ -114,15 +114,25 @@ def test_matrix_free_mass_is_the_matrix():
     np.testing.assert_allclose(product, mass_matrix(kappa, grid) @ flux, rtol=1e-13)
 
 
-def test_uniform_flow_is_exact():
+def test_uniform_flow_along_x_is_exact():
     grid = Grid(5, 4, width=2.0, height=1.0)
     solution = solve(np.full(grid.shape, 3.0), 0.0, Boundary(Pressure(1.0), Pressure(0.0)), grid)
     velocity_x, velocity_y = solution.velocity
     np.testing.assert_allclose(velocity_x, 1.5, rtol=1e-13)
     np.testing.assert_allclose(velocity_y, 0.0, atol=1e-13)
-    np.testing.assert_allclose(
-        solution.pressure, np.broadcast_to(1 - grid.x_centres / 2, grid.shape), rtol=1e-13
-    )
+    pressure = np.broadcast_to(1 - grid.x_centres / 2, grid.shape)
+    np.testing.assert_allclose(solution.pressure, pressure, rtol=1e-13)
+
+
+def test_uniform_flow_along_y_is_exact():
+    grid = Grid(5, 4, width=2.0, height=0.5)
+    kappa = np.stack([np.full(grid.shape, 7.0), np.full(grid.shape, 3.0)])
+    solution = solve(kappa, 0.0, Boundary(bottom=Flux(-1.5), top=Pressure(2.0)), grid)
+    velocity_x, velocity_y = solution.velocity
+    np.testing.assert_allclose(velocity_x, 0.0, atol=1e-13)
+    np.testing.assert_allclose(velocity_y, 1.5, rtol=1e-13)
+    pressure = 2.0 + (0.5 - grid.y_centres[:, None]) * 1.5 / 3.0
+    np.testing.assert_allclose(solution.pressure, np.broadcast_to(pressure, grid.shape), rtol=1e-13)
 
 
 def test_many_sources_at_once_equal_one_at_a_time():
