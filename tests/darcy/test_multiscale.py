@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from cases import random_problem, relative
+from darcy_cases import random_problem, relative
 from scipy.linalg import eigh
 
 from ridgewalk.darcy import Boundary, Flux, Grid, Pressure, solve

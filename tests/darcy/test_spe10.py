@@ -22,22 +22,44 @@ def original_text(k_x, components=3):
     return "\n".join([*lines, " ".join(words[usable:])]) + "\n"
 
 
-@pytest.fixture(scope="module")
-def text_file(random_k_x, tmp_path_factory):
-    path = tmp_path_factory.mktemp("spe10") / "spe_perm.dat"
-    path.write_text(original_text(random_k_x))
+@pytest.fixture
+def small_k_x(monkeypatch):
+    """A model of the same layout with few cells, so that its text is quick to write and read."""
+    monkeypatch.setattr(spe10, "SHAPE", (6, 22, 5))
+    return np.random.default_rng(1).uniform(0.1, 9.0, spe10.SHAPE).astype(np.float32)
+
+
+@pytest.fixture
+def text_file(small_k_x, tmp_path):
+    path = tmp_path / "spe_perm.dat"
+    path.write_text(original_text(small_k_x))
     return path
 
 
-def test_text_and_npz_give_the_same_array(random_k_x, text_file, tmp_path):
-    np.savez_compressed(tmp_path / "kx.npz", kx_millidarcy=random_k_x)
-    np.testing.assert_array_equal(spe10.read_spe10(text_file), random_k_x)
-    np.testing.assert_array_equal(spe10.read_spe10(tmp_path / "kx.npz"), random_k_x)
+def test_text_and_npz_give_the_same_array(small_k_x, text_file, tmp_path):
+    np.savez_compressed(tmp_path / "kx.npz", kx_millidarcy=small_k_x)
+    np.testing.assert_array_equal(spe10.read_spe10(text_file), small_k_x)
+    np.testing.assert_array_equal(spe10.read_spe10(tmp_path / "kx.npz"), small_k_x)
 
 
-def test_truncated_text_says_what_it_has_and_needs(text_file, tmp_path):
+@pytest.mark.slow
+def test_text_of_the_full_size(random_k_x, tmp_path):
+    path = tmp_path / "spe_perm.dat"
+    path.write_text(original_text(random_k_x))
+    np.testing.assert_array_equal(spe10.read_spe10(path), random_k_x)
+
+
+def test_text_has_x_fastest_then_y_then_layers(small_k_x, text_file):
+    numbers = np.array(text_file.read_text().split(), dtype=np.float32)
+    found = spe10.read_spe10(text_file)
+    assert found[4, 0, 0] == numbers[4]
+    assert found[0, 3, 0] == numbers[3 * 6]
+    assert found[1, 2, 4] == numbers[4 * 6 * 22 + 2 * 6 + 1]
+
+
+def test_truncated_text_says_what_it_has_and_needs(tmp_path):
     truncated = tmp_path / "spe_perm.dat"
-    truncated.write_text(" ".join(text_file.read_text().split()[:1000]))
+    truncated.write_text("1.0 2.0 " * 500)
     with pytest.raises(ValueError, match=r"has 1,000 numbers, needs 3,366,000"):
         spe10.read_spe10(truncated)
 
@@ -118,10 +140,10 @@ def download(monkeypatch, tmp_path, text_file):
     return seen
 
 
-def test_fetch_downloads_once_and_verifies(download, random_k_x, tmp_path):
-    checksum = spe10.digest(random_k_x)
+def test_fetch_downloads_once_and_verifies(download, small_k_x, tmp_path):
+    checksum = spe10.digest(small_k_x)
     for _ in range(2):
-        np.testing.assert_array_equal(spe10.fetch_spe10(tmp_path / "cache", sha256=checksum), random_k_x)
+        np.testing.assert_array_equal(spe10.fetch_spe10(tmp_path / "cache", sha256=checksum), small_k_x)
     assert download == ["https://www.spe.org/web/csp/datasets/por_perm_case2a.zip"]
 
 

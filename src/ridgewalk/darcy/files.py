@@ -1,7 +1,9 @@
 """Files are written whole or not at all, and none that exists is replaced unasked."""
 
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -19,6 +21,22 @@ def write_atomically(out: Path, content: bytes) -> None:
     temporary.write_bytes(content)
     force_to_disk([temporary])
     os.replace(temporary, out)
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder; the system drops it when the process ends, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"out: another run is writing {folder}; wait for it, or choose another name"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def force_to_disk(paths: Iterable[Path]) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ridgewalk.darcy import store
+from ridgewalk.darcy.files import sole_writer
 from ridgewalk.darcy.problems import Problem
 from ridgewalk.darcy.store import Plan
 
@@ -38,21 +40,29 @@ def generate(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     todo = store.begin(path, problem, plan, overwrite)
-    blocks = plan.blocks
-    progress(sum(len(samples) for number, samples in enumerate(blocks) if number not in set(todo)))
-    if todo:
+    with sole_writer(store.partial_path(path)):
+        progress(plan.samples - sum(len(plan.blocks[number]) for number in todo))
         try:
-            with _workers(min(processes, len(todo))) as pool:
-                running = {pool.submit(problem.draw, plan.seed, blocks[number]): number for number in todo}
-                for finished in as_completed(running):
-                    number = running[finished]
-                    store.write_block(path, plan, number, finished.result())
-                    progress(len(blocks[number]))
+            _fill(path, problem, plan, todo, processes=min(processes, len(todo)), progress=progress)
         except BaseException:
             store.abandon_if_empty(path)
             raise
-    store.finish(path)
+        store.finish(path)
     return path
+
+
+def _fill(
+    path: Path, problem: Problem, plan: Plan, todo: list[int], *, processes: int, progress: Progress
+) -> None:
+    """Compute the blocks still to do and write each as it becomes ready; this process is the only writer."""
+    if not todo:
+        return
+    with _workers(processes) as pool:
+        running = {pool.submit(problem.draw, plan.seed, plan.blocks[number]): number for number in todo}
+        for finished in as_completed(running):
+            number = running[finished]
+            store.write_block(path, plan, number, finished.result())
+            progress(len(plan.blocks[number]))
 
 
 @contextmanager
@@ -74,7 +84,8 @@ def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _end_with_parent() -> None:
-    """Without this a worker whose parent was killed waits for work for ever."""
+    """Leave interrupts to the parent, and do not outlive it: a worker would wait for work for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -95,6 +95,7 @@ def begin(path: Path, problem: Problem, plan: Plan, overwrite: bool = False) -> 
         _check_same(growing, wanted, problem.constants)
     else:
         _create(growing, problem, plan, wanted)
+    (growing / MARKERS).mkdir(exist_ok=True)  # a run may have been killed while it finished
     done = {int(marker.stem) for marker in (growing / MARKERS).glob("*.done")}
     return [block for block in range(len(plan.blocks)) if block not in done]
 

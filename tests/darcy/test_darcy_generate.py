@@ -1,6 +1,7 @@
 """Data sets on disk: bit-identical whatever the processes and interruptions, atomic, self-describing."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,6 +115,29 @@ def _alive(process):
             return status.read().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_two_runs_do_not_write_one_file(tmp_path):
+    path = tmp_path / "data.zarr"
+    complaints = []
+
+    def begin_another(samples):
+        if not complaints:
+            with pytest.raises(ValueError, match="another run is writing") as caught:
+                generate(path, SOURCES, PLAN)
+            complaints.append(caught.value)
+
+    generate(path, SOURCES, PLAN, progress=begin_another)
+    assert complaints
+    assert load(path).arrays["flux"].shape[0] == 23
+
+
+def test_a_run_killed_while_it_finished_is_completed(complete, tmp_path):
+    path = tmp_path / "data.zarr"
+    with pytest.raises(Interruption):
+        generate(path, SOURCES, PLAN, progress=interrupt_after(3))
+    shutil.rmtree(partial_path(path) / "finished")
+    assert_same(generate(path, SOURCES, PLAN), complete)
 
 
 def test_other_settings_do_not_continue_a_partial_run(tmp_path):

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from cases import largest_imbalance, problems, random_problem, relative
+from darcy_cases import largest_imbalance, problems, random_problem, relative
 from hypothesis import given, settings
 
 from ridgewalk.darcy import Boundary, Flux, Grid, Pressure, factorise, solve

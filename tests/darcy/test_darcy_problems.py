@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import relative
+from darcy_cases import relative
 
 from ridgewalk.darcy import Boundary, Grid, Pressure, solve
 from ridgewalk.darcy.fields import karhunen_loeve
