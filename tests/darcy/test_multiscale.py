@@ -110,6 +110,18 @@ def test_uniform_rock_needs_one_function():
     np.testing.assert_allclose(found.pressure, np.broadcast_to([5 / 6, 1 / 2, 1 / 6], (3, 3)), rtol=1e-12)
 
 
+@pytest.mark.parametrize("per_edge", [2, 3, None])
+def test_symmetric_rock_has_no_dependent_functions(per_edge):
+    """In uniform rock some eigenfunctions repeat the uniform flux; they must not enter twice."""
+    _, _, source, boundary = unit_square_problem(2, 12, 12, (True, False, True, False))
+    basis = multiscale_basis(np.ones((12, 12)), boundary, (3, 3), per_edge)
+    assert basis.functions.shape[0] == len(basis.edges) * (per_edge or 4)
+    found = solve_multiscale(basis, source, boundary)
+    assert block_imbalance(basis.coarse, found.flux, source) <= 1e-10
+    exact = solve(np.ones((12, 12)), source, boundary).flux
+    assert energy_error(basis, found.flux, exact) < (0.5 if per_edge else 1e-10)
+
+
 def test_coarse_system_is_the_papers():
     """`A_H u_H + B_Hᵀ p_H = −R_u d` and `B_H u_H = −F_H` hold for what is returned."""
     kappa = channelised(Grid(12, 12))

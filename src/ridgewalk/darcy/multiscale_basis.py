@@ -19,47 +19,54 @@ makes Chen–Hou's the only functions that carry net flux and enter mass balance
 functions together span the snapshots.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from scipy.linalg import eigh, null_space
+from scipy.linalg import eigh
 
-from ridgewalk.darcy.boundary import Boundary, Flux, OpenSides, open_sides
+from ridgewalk.darcy.boundary import SIDES, Boundary, OpenSides, open_sides, side_values
 from ridgewalk.darcy.coarse import CoarseEdge, CoarseGrid
 from ridgewalk.darcy.grid import Array
 from ridgewalk.darcy.mass import cell_mass, mass_matrix, permeability_tensor
 from ridgewalk.darcy.solver import Factorisation, factorise, grid_of
 
 CLOSED = Boundary()
+INDEPENDENT = 1e-8  # what must remain of a function, less those before it, for it to count
 
 
 @dataclass(frozen=True, eq=False)
 class MultiscaleBasis:
-    """Rows of `functions` (`R_u`) are velocity functions on the fine edges, `per_edge` of them a coarse edge.
+    """Rows of `functions` (`R_u`) are velocity functions on the fine edges, those of a coarse edge together.
 
-    `mass` is the fine `A_h`; `block_problems` are the blocks' closed local problems, factored.
+    `rank` counts, from 0, a row's place among the functions of its coarse edge. `mass` is the fine `A_h`;
+    `block_problems` are the blocks' closed local problems, factored.
     """
 
     coarse: CoarseGrid
     sides: OpenSides
     edges: list[CoarseEdge]
-    per_edge: int
     functions: sparse.csr_array
+    rank: NDArray[np.int64]
     mass: sparse.csr_array
     block_problems: list[Factorisation]
 
+    def truncated(self, per_edge: int) -> "MultiscaleBasis":
+        """The basis of the first `per_edge` functions of every coarse edge."""
+        if per_edge < 1:
+            raise ValueError(f"per_edge = {per_edge}: give at least one function per coarse edge")
+        kept = self.rank < per_edge
+        return replace(self, functions=self.functions[kept], rank=self.rank[kept])
+
 
 def multiscale_basis(
-    permeability: ArrayLike, boundary: Boundary, blocks: tuple[int, int], per_edge: int = 1
+    permeability: ArrayLike, boundary: Boundary, blocks: tuple[int, int], per_edge: int | None = 1
 ) -> MultiscaleBasis:
     """Build `per_edge` functions per coarse edge on `(blocks_x, blocks_y)` blocks of the unit square.
 
-    An edge has at most as many functions as fine edges; then the basis is complete.
+    An edge has at most as many functions as fine edges; then, or with `None`, the basis is complete.
     """
-    if per_edge < 1:
-        raise ValueError(f"per_edge = {per_edge}: give at least one function per coarse edge")
     grid = grid_of(permeability)
     coarse = CoarseGrid(grid, *blocks)
     kappa = np.stack(permeability_tensor(permeability, grid))
@@ -71,51 +78,49 @@ def multiscale_basis(
     sides = open_sides(boundary)
     edges = coarse.unknown_edges(sides)
     density = _inverse_permeability_of_edges(kappa, coarse)
-    block_area = coarse.block_grid.width * coarse.block_grid.height
-    functions = []
+    functions, rank = [sparse.csr_array((0, grid.edges))], [np.zeros(0, dtype=np.int64)]
     for edge in edges:
         snapshots = _snapshots(edge, coarse, problems)
-        divergence = sum(block is not None for block in (edge.before, edge.after)) / block_area
-        chosen = _select(snapshots, mass, density[edge.fine_edges], divergence, per_edge)
+        neighbours = sum(block is not None for block in (edge.before, edge.after))
+        energy = snapshots @ (mass @ snapshots.T) + neighbours * coarse.blocks / (grid.width * grid.height)
+        chosen = _select(energy, density[edge.fine_edges])
         functions.append(sparse.csr_array(chosen @ snapshots))
-    rows = sparse.vstack(functions, format="csr") if functions else sparse.csr_array((0, grid.edges))
-    return MultiscaleBasis(coarse, sides, edges, per_edge, rows, mass, problems)
+        rank.append(np.arange(len(chosen)))
+    rows = sparse.vstack(functions, format="csr")
+    complete = MultiscaleBasis(coarse, sides, edges, rows, np.concatenate(rank), mass, problems)
+    return complete if per_edge is None else complete.truncated(per_edge)
 
 
-def _snapshots(edge: CoarseEdge, coarse: CoarseGrid, problems: list[Factorisation]) -> sparse.csr_array:
+def _snapshots(edge: CoarseEdge, coarse: CoarseGrid, problems: list[Factorisation]) -> Array:
     """One row per fine edge of the coarse edge: its local solution in both blocks."""
     local = coarse.block_grid
-    area = local.width * local.height
-    length = local.hy if edge.vertical else local.hx
-    count = edge.fine_edges.size
-    rows = np.zeros((count, coarse.fine.edges))
+    units = np.eye(edge.fine_edges.size)
+    rows = np.zeros((edge.fine_edges.size, coarse.fine.edges))
     for block, outward in ((edge.before, 1.0), (edge.after, -1.0)):
-        if block is None:
-            continue
-        side = ("right" if outward > 0 else "left") if edge.vertical else ("top" if outward > 0 else "bottom")
-        numbers = coarse.edges_of(block)
-        for number, unit in enumerate(np.eye(count)):
-            boundary = Boundary(**{side: Flux(outward * unit / length)})
-            rows[number, numbers] = problems[block].solve(outward / area, boundary).flux
-    return sparse.csr_array(rows)
+        if block is not None:
+            through = SIDES[(0 if edge.vertical else 2) + (1 if outward > 0 else 0)]
+            values = side_values(CLOSED, local)._replace(**{through: outward * units})
+            outflow = np.full((len(units), *local.shape), outward / local.cells)
+            rows[:, coarse.edges_of(block)] = problems[block].solve_integrated(outflow, values)[0]
+    return rows
 
 
-def _select(
-    snapshots: sparse.csr_array, mass: sparse.csr_array, density: Array, divergence: float, per_edge: int
-) -> Array:
-    """Coefficients of the chosen functions: the uniform flux first, then the spectral ones of zero net flux.
+def _select(energy: Array, density: Array) -> Array:
+    """Coefficients of all functions of an edge, in their order: uniform flux, then spectral of zero net flux.
 
-    `divergence` is `∫ (div ψ)²` of a function with unit net flux.
+    `energy` is the right-hand side of the spectral problem on the snapshots, `density` its diagonal left one.
     """
-    count = snapshots.shape[0]
-    uniform = np.full((1, count), 1.0 / count)
-    if per_edge >= count:
-        further = null_space(uniform)
-    else:
-        energy = (snapshots @ mass @ snapshots.T).toarray() + divergence
-        further = eigh(np.diag(density), energy)[1][:, : per_edge - 1]
-    further = further - further.mean(axis=0)
-    return np.concatenate([uniform, further.T])
+    count = density.size
+    kept = [np.full(count, 1.0 / count)]
+    for vector in eigh(np.diag(density), energy)[1].T:
+        further = vector - vector.mean()
+        for former in kept[1:]:
+            further = further - (former @ further) * former
+        length = np.linalg.norm(further)
+        if length > INDEPENDENT * np.linalg.norm(vector) and len(kept) < count:
+            further = further / length
+            kept.append(further - further.mean())
+    return np.array(kept)
 
 
 def _inverse_permeability_of_edges(kappa: Array, coarse: CoarseGrid) -> Array:

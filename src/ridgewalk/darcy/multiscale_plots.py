@@ -30,9 +30,10 @@ def error_curve(permeability: Array, source: Array, boundary: Boundary, blocks: 
     """Errors against the fine solution on `blocks × blocks` blocks, from one function an edge to all."""
     exact = solve(permeability, source, boundary)
     complete = max(exact.grid.nx, exact.grid.ny) // blocks
+    whole = multiscale_basis(permeability, boundary, (blocks, blocks), per_edge=None)
     counts, errors, fluxes = list(range(1, complete + 1)), [], []
     for count in counts:
-        basis = multiscale_basis(permeability, boundary, (blocks, blocks), count)
+        basis = whole.truncated(count)
         flux = solve_multiscale(basis, source, boundary).flux
         errors.append(energy_error(basis, flux, exact.flux))
         fluxes.append(flux)

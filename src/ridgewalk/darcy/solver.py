@@ -78,17 +78,22 @@ class Factorisation:
         outflow = source_per_cell(source, self.grid) * self.grid.cell_area
         outflow = check_compatible(outflow, self.sides, values)
         if outflow.ndim == 2:
-            return Solution(self.grid, *self._solve(outflow, values, refinements))
+            return Solution(self.grid, *self.solve_integrated(outflow, values, refinements))
         leading = outflow.shape[:-2]
         outflow = outflow.reshape(-1, *self.grid.shape)
         flux, pressure = np.empty((len(outflow), self.grid.edges)), np.empty_like(outflow)
         for start in range(0, len(outflow), SAMPLES_AT_ONCE):
             some = slice(start, start + SAMPLES_AT_ONCE)
-            flux[some], pressure[some] = self._solve(outflow[some], values, refinements)
+            flux[some], pressure[some] = self.solve_integrated(outflow[some], values, refinements)
         return Solution(self.grid, flux.reshape(*leading, -1), pressure.reshape(*leading, *self.grid.shape))
 
-    def _solve(self, outflow: Array, values: SideValues, refinements: int) -> tuple[Array, Array]:
-        """Edge fluxes and cell pressures for the net outflow of every cell."""
+    def solve_integrated(
+        self, outflow: Array, values: SideValues, refinements: int = 1
+    ) -> tuple[Array, Array]:
+        """Edge fluxes and cell pressures, without checks, for the net outflow of cells and values of edges.
+
+        Both may have a leading axis over samples; here each sample may have its own boundary values.
+        """
         flux_x, flux_y = balancing_flux(outflow, self.sides, values)
         for _ in range(1 + refinements):
             force_x, force_y = self._force(flux_x, flux_y, values)
