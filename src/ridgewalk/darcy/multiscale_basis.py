@@ -80,29 +80,42 @@ def multiscale_basis(
     density = _inverse_permeability_of_edges(kappa, coarse)
     functions, rank = [sparse.csr_array((0, grid.edges))], [np.zeros(0, dtype=np.int64)]
     for edge in edges:
-        snapshots = _snapshots(edge, coarse, problems)
+        support, snapshots = _snapshots(edge, coarse, problems)
         neighbours = sum(block is not None for block in (edge.before, edge.after))
-        energy = snapshots @ (mass @ snapshots.T) + neighbours * coarse.blocks / (grid.width * grid.height)
+        energy = snapshots @ (mass[support][:, support] @ snapshots.T)
+        energy += neighbours * coarse.blocks / (grid.width * grid.height)
         chosen = _select(energy, density[edge.fine_edges])
-        functions.append(sparse.csr_array(chosen @ snapshots))
+        functions.append(_spread(chosen @ snapshots, support, grid.edges))
         rank.append(np.arange(len(chosen)))
     rows = sparse.vstack(functions, format="csr")
     complete = MultiscaleBasis(coarse, sides, edges, rows, np.concatenate(rank), mass, problems)
     return complete if per_edge is None else complete.truncated(per_edge)
 
 
-def _snapshots(edge: CoarseEdge, coarse: CoarseGrid, problems: list[Factorisation]) -> Array:
-    """One row per fine edge of the coarse edge: its local solution in both blocks."""
+def _snapshots(
+    edge: CoarseEdge, coarse: CoarseGrid, problems: list[Factorisation]
+) -> tuple[NDArray[np.int64], Array]:
+    """The edges of both blocks, and one row per fine edge of the coarse edge: its local solution on them."""
     local = coarse.block_grid
     units = np.eye(edge.fine_edges.size)
-    rows = np.zeros((edge.fine_edges.size, coarse.fine.edges))
-    for block, outward in ((edge.before, 1.0), (edge.after, -1.0)):
-        if block is not None:
-            through = SIDES[(0 if edge.vertical else 2) + (1 if outward > 0 else 0)]
-            values = side_values(CLOSED, local)._replace(**{through: outward * units})
-            outflow = np.full((len(units), *local.shape), outward / local.cells)
-            rows[:, coarse.edges_of(block)] = problems[block].solve_integrated(outflow, values)[0]
-    return rows
+    blocks = [
+        (block, outward) for block, outward in ((edge.before, 1.0), (edge.after, -1.0)) if block is not None
+    ]
+    support = np.unique(np.concatenate([coarse.edges_of(block) for block, _ in blocks]))
+    rows = np.zeros((len(units), support.size))
+    for block, outward in blocks:
+        through = SIDES[(0 if edge.vertical else 2) + (1 if outward > 0 else 0)]
+        values = side_values(CLOSED, local)._replace(**{through: outward * units})
+        outflow = np.full((len(units), *local.shape), outward / local.cells)
+        places = np.searchsorted(support, coarse.edges_of(block))
+        rows[:, places] = problems[block].solve_integrated(outflow, values)[0]
+    return support, rows
+
+
+def _spread(rows: Array, support: NDArray[np.int64], edges: int) -> sparse.csr_array:
+    """Rows given on a support, as sparse rows on all edges."""
+    starts = np.arange(len(rows) + 1) * support.size
+    return sparse.csr_array((rows.ravel(), np.tile(support, len(rows)), starts), shape=(len(rows), edges))
 
 
 def _select(energy: Array, density: Array) -> Array:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from scipy import sparse
 from scipy.linalg.lapack import dpbtrf, dpbtrs
 from scipy.sparse.linalg import splu
@@ -115,25 +116,41 @@ def factorise(stencil: Stencil, largest_band: int = LARGEST_BAND) -> Solve:
 def _factorise_band(stencil: Stencil) -> Solve:
     rows, columns = stencil.centre.shape
     width = columns + 1  # the farthest neighbour is one line and one vertex away
-    band = np.zeros((width + 1, rows * columns), order="F")
-    above = band.T.reshape(rows, columns, width + 1)  # [j, i, width − k] couples with the vertex k earlier
-    above[:, :, width] = stencil.centre
-    above[:, 1:, width - 1] += stencil.east
-    above[1:, :, width - columns] += stencil.north
-    above[1:, 1:, width - columns - 1] += stencil.north_east
-    above[1:, :-1, width - columns + 1] += stencil.north_west
-    factor, failed = dpbtrf(band, lower=0, overwrite_ab=1)
+    band = np.zeros((rows, columns, width + 1))  # [j, i, k] couples the vertex with the one k later
+    band[:, :, 0] = stencil.centre
+    band[:, :-1, 1] += stencil.east
+    band[:-1, :, columns] += stencil.north
+    band[:-1, :-1, columns + 1] += stencil.north_east
+    band[:-1, 1:, columns - 1] += stencil.north_west
+    lower, failed = dpbtrf(band.reshape(-1, width + 1).T, lower=1, overwrite_ab=1)
     if failed:
         raise ValueError(
             f"permeability: the system is not positive definite in double precision (pivot {failed}); "
             "its contrast is too large, clip it"
         )
+    upper = _as_upper_band(lower)
 
     def solve(right: Array) -> Array:
-        solution: Array = dpbtrs(factor, right, lower=0)[0]
+        solution: Array = dpbtrs(upper, right, lower=0)[0]
         return solution
 
     return solve
+
+
+def _as_upper_band(lower: Array) -> Array:
+    """The transposed factor in upper band form.
+
+    LAPACK factors the lower form faster and, up to a width of 64, without BLAS threads, which on a busy machine
+    can make one factorisation take seconds; it solves with the upper form faster. Entry `[k, c]` moves to
+    `[width − k, c + k]`, in memory from `c (width+1) + k` to `c (width+1) + k width + width`: one copy with other
+    strides, and some room beyond the last column.
+    """
+    width, count = lower.shape[0] - 1, lower.shape[1]
+    room = np.zeros((count + width) * (width + 1))
+    size = room.itemsize
+    places = as_strided(room[width:], (count, width + 1), (size * (width + 1), size * width))
+    places[:] = lower.T
+    return room[: count * (width + 1)].reshape(count, width + 1).T
 
 
 def _factorise_sparse(stencil: Stencil) -> Solve:
