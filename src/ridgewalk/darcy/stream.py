@@ -140,10 +140,10 @@ def _factorise_band(stencil: Stencil) -> Solve:
 def _as_upper_band(lower: Array) -> Array:
     """The transposed factor in upper band form.
 
-    LAPACK factors the lower form faster and, up to a width of 64, without BLAS threads, which on a busy machine
-    can make one factorisation take seconds; it solves with the upper form faster. Entry `[k, c]` moves to
-    `[width − k, c + k]`, in memory from `c (width+1) + k` to `c (width+1) + k width + width`: one copy with other
-    strides, and some room beyond the last column.
+    LAPACK factors the lower form faster and, up to a width of 64, without BLAS threads, which on a busy
+    machine can make one factorisation take seconds; it solves with the upper form faster. Entry `[k, c]`
+    moves to `[width − k, c + k]`, in memory from `c (width+1) + k` to `c (width+1) + k width + width`: one
+    copy with other strides, and some room beyond the last column.
     """
     width, count = lower.shape[0] - 1, lower.shape[1]
     room = np.zeros((count + width) * (width + 1))
