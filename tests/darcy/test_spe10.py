@@ -147,6 +147,17 @@ def test_fetch_downloads_once_and_verifies(download, small_k_x, tmp_path):
     assert download == ["https://www.spe.org/web/csp/datasets/por_perm_case2a.zip"]
 
 
+def test_fetch_without_a_network(monkeypatch, tmp_path):
+    import pooch
+
+    def no_network(*_):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(pooch.core, "choose_downloader", lambda *_, **__: no_network)
+    with pytest.raises(ValueError, match=r"could not be fetched \(no route to host\); .* give a file"):
+        spe10.fetch_spe10(tmp_path / "cache")
+
+
 def test_fetch_refuses_other_numbers(download, tmp_path):
     with pytest.raises(ValueError, match="delete the file and fetch again"):
         spe10.fetch_spe10(tmp_path / "cache")

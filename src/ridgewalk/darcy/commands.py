@@ -103,7 +103,8 @@ def generate_permeability(
 
     with _errors_in_plain_words():
         expansion = karhunen_loeve(Grid(size, size), terms, (length_x, length_y), variance)
-        typer.echo(f"{terms} terms capture {100 * expansion.energy:.4f} % of the field's variance")
+        lost = 1 - expansion.energy
+        typer.echo(f"{terms} terms capture all but {lost:.2g} of the field's variance")
         problem = VaryingPermeability(expansion, form.value, kappa_0)
         _generate(out, problem, samples=samples, seed=seed, processes=processes, overwrite=overwrite)
         _report_redraws(out)

@@ -103,9 +103,14 @@ def fetch_spe10(
     """
     import pooch  # noqa: PLC0415 — only this function needs it
 
-    archive = pooch.retrieve(
-        url=url, known_hash=None, fname=url.rsplit("/", 1)[-1], path=folder or pooch.os_cache("ridgewalk")
-    )
+    name, place = url.rsplit("/", 1)[-1], folder or pooch.os_cache("ridgewalk")
+    try:
+        archive = pooch.retrieve(url=url, known_hash=None, fname=name, path=place)
+    except OSError as error:  # all of requests' errors are
+        raise ValueError(
+            f"url = {url}: could not be fetched ({error}); where there is no network give a file, or use the "
+            "synthetic field"
+        ) from error
     k_x = read_spe10(archive)
     found = digest(k_x)
     if found != sha256:
