@@ -1,0 +1,47 @@
+"""Darcy flow on a rectangle: mixed finite elements, multiscale basis, random fields, SPE10, data sets.
+
+`κ⁻¹ u + ∇p = 0`, `div u = f`: the ground truth of the paper's section "Solutions of Elliptic PDE". Start with
+`solve(permeability, source, boundary)`; `factorise` once for many sources. The ordering of the edge fluxes is
+documented in `ridgewalk.darcy.grid`. Data sets (`ridgewalk.darcy.generate`, `ridgewalk.darcy.store`) and
+figures (`ridgewalk.darcy.plots`) are not imported here: they load zarr and matplotlib.
+"""
+
+from ridgewalk.darcy.boundary import Boundary, Condition, Flux, Pressure, boundary_from_mapping
+from ridgewalk.darcy.fields import KarhunenLoeve, draw_permeability, karhunen_loeve
+from ridgewalk.darcy.grid import Grid, cell_velocity, join_flux, split_flux
+from ridgewalk.darcy.multiscale import MultiscaleSolution, energy_error, solve_multiscale
+from ridgewalk.darcy.multiscale_basis import MultiscaleBasis, multiscale_basis
+from ridgewalk.darcy.problems import VaryingPermeability, VaryingSource
+from ridgewalk.darcy.solver import Factorisation, Solution, factorise, solve
+from ridgewalk.darcy.spe10 import fetch_spe10, read_spe10, sample_layer
+from ridgewalk.darcy.synthetic import channelised
+
+__all__ = [
+    "Boundary",
+    "Condition",
+    "Factorisation",
+    "Flux",
+    "Grid",
+    "KarhunenLoeve",
+    "MultiscaleBasis",
+    "MultiscaleSolution",
+    "Pressure",
+    "Solution",
+    "VaryingPermeability",
+    "VaryingSource",
+    "boundary_from_mapping",
+    "cell_velocity",
+    "channelised",
+    "draw_permeability",
+    "energy_error",
+    "factorise",
+    "fetch_spe10",
+    "join_flux",
+    "karhunen_loeve",
+    "multiscale_basis",
+    "read_spe10",
+    "sample_layer",
+    "solve",
+    "solve_multiscale",
+    "split_flux",
+]
