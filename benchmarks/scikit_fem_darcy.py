@@ -73,8 +73,7 @@ def assemble_and_solve(
     grid, sides = reference.grid, open_sides(boundary)
     values = side_values(boundary, grid)
     inverse_x, inverse_y = (
-        (1.0 / kappa.ravel()[reference.cell_of_element])[:, None]
-        for kappa in permeability_tensor(permeability, grid)
+        (1.0 / kappa.ravel()[reference.cell_of_element])[:, None] for kappa in permeability_tensor(permeability, grid)
     )
     mass = weighted_mass.assemble(reference.velocity, inverse_x=inverse_x, inverse_y=inverse_y)
     divergence = outflow.assemble(reference.velocity, reference.pressure)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ridgewalk.precondition.compact import bfgs_core, symmetric_root
+from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
 from ridgewalk.precondition.lbfgs import Window, empty_window
 from ridgewalk.precondition.pairs import Pair
 
@@ -141,15 +141,24 @@ def test_compact_form_equals_the_dense_recursion(kind):
 
 
 @pytest.mark.parametrize("dependent", [False, True])
-def test_symmetric_root(dependent):
-    """The root is exact also where rows of P are parallel or empty, as pairs are near convergence."""
+def test_functions_of_a_low_rank_correction(dependent):
+    """Roots and bounds are exact also where rows of P are parallel or empty, as pairs are near convergence."""
     rng = np.random.default_rng(5)
     p = rng.normal(size=(4, 9)) * np.array([[1e-3], [1.0], [1e3], [1.0]])
     if dependent:
         p[1], p[3] = 2 * p[0], 0
     w = rng.normal(size=(4, 4))
-    scale = np.diag(1 / np.maximum(np.linalg.norm(p, axis=1), 1e-9) * (np.linalg.norm(p, axis=1) > 0))
-    q = scale @ (w @ w.T) @ scale
-    x = symmetric_root(jnp.asarray(p @ p.T), jnp.asarray(q))
-    root = np.eye(9) + p.T @ np.asarray(x) @ p
-    np.testing.assert_allclose(root @ root, np.eye(9) + p.T @ q @ p, rtol=1e-10, atol=1e-10)
+    lengths = np.linalg.norm(p, axis=1)
+    scale = np.diag(np.where(lengths > 0, 1 / np.maximum(lengths, 1e-9), 0))
+    q = scale @ (w @ w.T - 0.2 * np.eye(4)) @ scale
+    gram, core = jnp.asarray(p @ p.T), jnp.asarray(q)
+    values, axes = np.linalg.eigh(np.eye(9) + p.T @ q @ p)
+    assert values[0] > 0.1
+
+    for most in (np.inf, 1.5):
+        held = axes @ np.diag(np.minimum(values, most)) @ axes.T
+        for weight in (1.0, 0.3):
+            root = np.eye(9) + p.T @ np.asarray(mixed_root(gram, core, weight, most)) @ p
+            np.testing.assert_allclose(root @ root, (1 - weight) * np.eye(9) + weight * held, rtol=1e-10, atol=1e-10)
+    cut = np.eye(9) + p.T @ np.asarray(held_core(gram, core, 1.5)) @ p
+    np.testing.assert_allclose(cut, held, rtol=1e-10, atol=1e-10)

@@ -217,23 +217,28 @@ def test_a_diagonal_that_follows_the_chain_is_biased():
     assert complaints(draws, GAUSSIAN.mean, GAUSSIAN.covariance, bias=BIAS) != []
 
 
-BENT = {
-    "sgld": (rw.sgld(), 0.1),
-    "sgrld": (rw.sgrld(metric_of(BANANA.covariance)), 0.1),
-    "hasgld_sa": (rw.hasgld_sa(), 0.05),
-    "hasgld_sa limited": (rw.hasgld_sa(form="limited", memory=2), 0.04),
-    "sghmc": (rw.sghmc(friction=0.2), 0.1),
-}
-
-
-@pytest.mark.parametrize("name", BENT)
-def test_bias_on_a_banana_falls_with_the_step_size(name):
-    """Posterior averages at a coarse and at a fine step size; exact ones by hand."""
-    sampler, step_size = BENT[name]
+@pytest.mark.parametrize(("name", "step_size"), [("sgld", 0.1), ("sghmc", 0.1)])
+def test_bias_on_a_banana_falls_with_the_step_size(name, step_size):
+    sampler, _ = samplers(BANANA)[name]
     coarse, fine = (
         covariance_error(run(sampler, BANANA.target, np.zeros(2), e, steps=200_000, thin=4), BANANA.covariance)
-        for e in (step_size, step_size / 8)
+        for e in (step_size, step_size / 4)
     )
-    print(name, coarse, fine)
-    assert fine < coarse
-    assert fine < 0.05
+    assert fine < 0.6 * coarse
+
+
+@pytest.mark.parametrize(
+    ("name", "step_size"),
+    [
+        ("sgrld", 0.05),
+        ("hasgld_sa", 0.05),
+        ("hasgld_sa limited", 0.02),
+        ("hasgld_sa low_rank", 0.05),
+        ("sghmc dense", 0.02),
+    ],
+)
+def test_moments_of_a_banana(name, step_size):
+    """A target whose curvature changes sign: G must stay bounded, and slow enough to leave the law alone."""
+    sampler, _ = samplers(BANANA)[name]
+    draws = run(sampler, BANANA.target, np.zeros(2), step_size, steps=200_000)
+    assert complaints(draws, BANANA.mean, BANANA.covariance, bias=BIAS) == []

@@ -1,5 +1,7 @@
 """The learning forms, step by step, against recursions written with matrices and loops."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,15 @@ def omega(k):
     return 5.0 * (k + 10.0) ** -0.9
 
 
+def pairs_of(positions):
+    return [(b - a, gradient(b) - gradient(a)) for a, b in pairwise(positions)]
+
+
+def base(s, y):
+    """γ of a pair of a positive definite Hessian."""
+    return y @ y / max(s @ y, R * np.linalg.norm(s) * np.linalg.norm(y))
+
+
 def test_dense_form():
     memory, step_size, first = 3, 0.02, 30.0
     positions, noises, states = trace(rw.hasgld_sa(form="dense", memory=memory, first_curvature=first), 12, step_size)
@@ -49,50 +60,44 @@ def test_dense_form():
         newest, base_curvature = g, np.linalg.inv(g)
         for s, y in pairs:
             newest = naive_bfgs(newest, s, naive_damping(s, y, base_curvature @ s))
+        root = np.linalg.cholesky(g)
+        inverse_root = np.linalg.inv(root)
+        growth, axes = np.linalg.eigh(inverse_root @ newest @ inverse_root.T)
+        newest = root @ axes @ np.diag(np.minimum(growth, 3.0)) @ axes.T @ root.T
         g = (1 - omega(block + 1)) * g + omega(block + 1) * newest
     np.testing.assert_allclose(rw.preconditioner_matrix(states[-1]), g, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("form", "snapshots"), [("dense", 0), ("limited", 8)])
-def test_scaled_identity_base(form, snapshots):
-    """Every pair enters the average at once; with a share below ω each pair is a window of its own."""
-    memory, step_size, first = 1, 0.02, 30.0
-    options = {"snapshots": snapshots} if snapshots else {"base": "scaled_identity"}
-    sampler = rw.hasgld_sa(form=form, memory=memory, first_curvature=first, **options)
-    positions, _, states = trace(sampler, 6, step_size)
-    g, gamma = np.eye(2) / first, first
-    for k in range(6):
-        s = positions[k + 1] - positions[k]
-        y = gradient(positions[k + 1]) - gradient(positions[k])
-        gamma = y @ y / (s @ y)
-        newest, _ = naive_window([(s, y)], gamma)
-        g = (1 - omega(k + 1)) * g + omega(k + 1) * newest
+def test_dense_form_with_the_scaled_identity_as_base():
+    """Every pair enters the average at once."""
+    first = 30.0
+    sampler = rw.hasgld_sa(form="dense", base="scaled_identity", memory=1, first_curvature=first)
+    positions, _, states = trace(sampler, 6, 0.02)
+    g = np.eye(2) / first
+    for k, (s, y) in enumerate(pairs_of(positions)):
+        g = (1 - omega(k + 1)) * g + omega(k + 1) * naive_window([(s, y)], base(s, y))[0]
     np.testing.assert_allclose(rw.preconditioner_matrix(states[-1]), g, rtol=1e-9)
 
 
-def test_limited_form_with_longer_windows_is_a_weighted_sum_of_windows():
-    """Two windows of two pairs, weights from the recursion, the oldest given up and its weight shared."""
-    memory, snapshots, first, steps = 2, 2, 30.0, 40
+@pytest.mark.parametrize(("memory", "snapshots"), [(1, 2), (2, 2), (2, 3), (3, 1)])
+def test_limited_form_is_the_mean_of_windows_exchanged_as_they_come_due(memory, snapshots):
+    first, steps = 30.0, 60
     sampler = rw.hasgld_sa(form="limited", memory=memory, snapshots=snapshots, first_curvature=first)
     positions, _, states = trace(sampler, steps, 0.02)
-    weights, contents, newest = np.array([1.0, 0.0, 0.0]), [[], []], 0
-    for k in range(steps):
-        s = positions[k + 1] - positions[k]
-        y = gradient(positions[k + 1]) - gradient(positions[k])
-        if weights[1 + newest] >= 1 / snapshots:
-            newest = (newest + 1) % snapshots
-            contents[newest] = []
-            weights[1 + newest] = 0
-            weights /= weights.sum()
-        contents[newest] = [*contents[newest], (s, y)][-memory:]
-        weights *= 1 - omega(k + 1)
-        weights[1 + newest] += omega(k + 1)
-    assert weights.sum() == pytest.approx(1)
-    g = weights[0] * np.eye(2) / first
-    for weight, pairs in zip(weights[1:], contents, strict=True):
-        s, y = pairs[-1]
-        g = g + weight * naive_window(pairs, y @ y / (s @ y))[0]
-    np.testing.assert_allclose(rw.preconditioner_matrix(states[-1]), g, rtol=1e-8)
+    pairs, due = pairs_of(positions), 0.0
+    kept, exchanges = [np.eye(2) / first] * snapshots, 0
+    for window in range(1, steps // memory + 1):
+        due += omega(window)
+        if due >= 1 / snapshots:
+            due -= 1 / snapshots
+            content = pairs[(window - 1) * memory : window * memory]
+            g, _ = naive_window(content, base(*content[-1]))
+            values, axes = np.linalg.eigh(g)
+            held = np.minimum(values, 1 / (R * base(*content[-1])))
+            kept[exchanges % snapshots] = axes @ np.diag(held) @ axes.T
+            exchanges += 1
+    assert exchanges > snapshots
+    np.testing.assert_allclose(rw.preconditioner_matrix(states[-1]), np.mean(kept, axis=0), rtol=1e-8)
 
 
 @pytest.mark.parametrize("memory", [2, 3, 4])
@@ -106,7 +111,7 @@ def test_hamcmc_takes_turns_and_leaves_out_the_point_it_leaves_from(memory):
         history = [j for j in range(k - memory + 1, k) if j >= 1]
         pairs = [(theta[j] - theta[j - memory], gradient(theta[j]) - gradient(theta[j - memory])) for j in history]
         if pairs:
-            gamma = pairs[-1][1] @ pairs[-1][1] / (pairs[-1][0] @ pairs[-1][1])
+            gamma = base(*pairs[-1])
         g, _ = naive_window(pairs, gamma) if pairs else (np.eye(2) / gamma, None)
         operator = states[k - 1].preconditioner
         np.testing.assert_allclose(rw.preconditioner_matrix(states[k - 1]), g, rtol=1e-9)
@@ -132,15 +137,13 @@ def test_as_printed_follows_algorithm_2():
 
 
 def test_as_printed_does_not_sample_the_posterior():
-    """Why the docstring warns: the spread depends on the step size, not on the target."""
-    spreads = []
-    for step_size in (0.001, 0.004):
+    """Why the docstring warns: its noise persists ever longer as ω falls, and the chain leaves the posterior."""
+    for step_size in (0.001, 0.01):
         result = rw.sample(
             jax.random.key(0), rw.hasgld_sa(form="as_printed", memory=2), GAUSSIAN.target, jnp.asarray(GAUSSIAN.mean),
             steps=60_000, step_size=step_size, chains=2, burn_in=20_000, thin=10, progress=False,
         )  # fmt: skip
-        spreads.append(np.asarray(rw.posterior_variance(result)).sum() / np.trace(GAUSSIAN.covariance))
-    assert max(spreads) < 0.5
+        assert np.asarray(rw.posterior_variance(result)).sum() > 10 * np.trace(GAUSSIAN.covariance)
 
 
 @pytest.mark.parametrize("form", ["dense", "limited", "low_rank"])

@@ -65,9 +65,7 @@ def test_log_normal_fields_are_positive_without_redraws():
     expansion = karhunen_loeve(Grid(20, 20), 64)
     draw = draw_permeability(expansion, np.random.default_rng(0), "log-normal", kappa_0=2.0)
     assert draw.redraws == 0
-    np.testing.assert_allclose(
-        np.log(draw.permeability / 2.0), expansion.field(draw.coefficients), atol=1e-12
-    )
+    np.testing.assert_allclose(np.log(draw.permeability / 2.0), expansion.field(draw.coefficients), atol=1e-12)
 
 
 def test_hopeless_mean_is_an_error():

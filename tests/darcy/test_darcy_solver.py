@@ -45,9 +45,7 @@ def test_agrees_with_scikit_fem_on_random_problems(problem):
     reference = assemble_and_solve(prepare(grid), kappa, source, boundary)
     found = solve(kappa, source, boundary, grid)
     assert relative(found.flux, reference.flux) < 1e-10
-    assert np.abs(found.pressure - reference.pressure).max() < 1e-10 * max(
-        np.abs(reference.pressure).max(), 1e-3
-    )
+    assert np.abs(found.pressure - reference.pressure).max() < 1e-10 * max(np.abs(reference.pressure).max(), 1e-3)
 
 
 def test_agrees_with_scikit_fem_at_high_contrast():

@@ -64,9 +64,7 @@ def test_chen_hou_functions_carry_a_uniform_unit_flux():
         expected[[block for block in (edge.before,) if block is not None]] = 1.0
         expected[[block for block in (edge.after,) if block is not None]] = -1.0
         np.testing.assert_allclose(blocks, expected, atol=1e-13)
-        inside = outflow.reshape(12, 12)[
-            basis.coarse.cells_of(edge.after if edge.before is None else edge.before)
-        ]
+        inside = outflow.reshape(12, 12)[basis.coarse.cells_of(edge.after if edge.before is None else edge.before)]
         np.testing.assert_allclose(inside, inside[0, 0], rtol=1e-9)
 
 
@@ -134,9 +132,7 @@ def test_coarse_system_is_the_papers():
     a_h, b_h = mass_matrix(kappa, Grid(12, 12)), -divergence_matrix(Grid(12, 12))
     a_coarse, b_coarse = r_u @ a_h @ r_u.T, r_p @ b_h @ r_u.T
     balance = a_coarse @ found.coefficients
-    np.testing.assert_allclose(
-        balance, -b_coarse.T @ found.pressure.ravel(), atol=1e-9 * np.abs(balance).max()
-    )
+    np.testing.assert_allclose(balance, -b_coarse.T @ found.pressure.ravel(), atol=1e-9 * np.abs(balance).max())
     np.testing.assert_allclose(b_coarse @ found.coefficients, -(r_p @ source.ravel()) / 144, atol=1e-12)
     np.testing.assert_allclose(found.flux, r_u.T @ found.coefficients, atol=1e-14)
 

@@ -40,9 +40,7 @@ class CoarseGrid:
             count = getattr(self, name)
             if count < 1 or cells % count:
                 divisors = [number for number in range(1, cells + 1) if cells % number == 0]
-                raise ValueError(
-                    f"{name} = {count}: must divide the {cells} fine cells, choose from {divisors}"
-                )
+                raise ValueError(f"{name} = {count}: must divide the {cells} fine cells, choose from {divisors}")
 
     @property
     def blocks(self) -> int:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from ridgewalk.darcy.problems import Problem
 
 app = typer.Typer(no_args_is_help=True, help="Darcy flow: data sets and pictures.")
-generate_app = typer.Typer(
-    no_args_is_help=True, help="Generate a data set; interrupted, the same command goes on."
-)
+generate_app = typer.Typer(no_args_is_help=True, help="Generate a data set; interrupted, the same command goes on.")
 app.add_typer(generate_app, name="generate")
 
 
@@ -55,9 +53,7 @@ def generate_source(
     seed: Seed = 0,
     processes: Processes = 2,
     permeability: PermeabilityFile = None,
-    fetch: Annotated[
-        bool, typer.Option("--fetch", help="Fetch SPE10 from spe.org (once, verified).")
-    ] = False,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Fetch SPE10 from spe.org (once, verified).")] = False,
     layer: Layer = 53,
     size: Size = 50,
     mean: Annotated[float, typer.Option(help="Mean of f1 and f2.")] = 10.0,
@@ -85,9 +81,7 @@ def generate_permeability(
     samples: Samples = 1500,
     seed: Seed = 0,
     processes: Processes = 2,
-    terms: Annotated[
-        int, typer.Option(help="Terms of the Karhunen–Loève expansion (32, 64, 128 in the paper).")
-    ] = 64,
+    terms: Annotated[int, typer.Option(help="Terms of the Karhunen–Loève expansion (32, 64, 128 in the paper).")] = 64,
     form: Annotated[FieldForm, typer.Option(help="κ₀ + Y, or κ₀ exp(Y).")] = FieldForm.linear,
     kappa_0: Annotated[float, typer.Option("--kappa-0", help="κ₀: mean, or median if log-normal.")] = 10.0,
     length_x: Annotated[float, typer.Option(help="Correlation length in x.")] = 0.2,
@@ -117,9 +111,7 @@ def multiscale(
     permeability: PermeabilityFile = None,
     layer: Layer = 53,
     size: Size = 50,
-    blocks: Annotated[
-        list[int] | None, typer.Option(help="Coarse blocks in each direction; 5 and 10.")
-    ] = None,
+    blocks: Annotated[list[int] | None, typer.Option(help="Coarse blocks in each direction; 5 and 10.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Draw the multiscale method's error against the number of basis functions, for a three-spot source."""
@@ -157,9 +149,7 @@ def show(
         typer.echo(f"wrote {show_sample(file, sample, out, overwrite)}")
 
 
-def _fixed_permeability(
-    path: Path | None, layer: int, size: int, fetch: bool = False
-) -> "LabelledPermeability":
+def _fixed_permeability(path: Path | None, layer: int, size: int, fetch: bool = False) -> "LabelledPermeability":
     from ridgewalk.darcy.permeability import (  # noqa: PLC0415
         permeability_from_file,
         spe10_permeability,
@@ -173,9 +163,7 @@ def _fixed_permeability(
     return spe10_permeability(None, layer, size) if fetch else synthetic_permeability(size)
 
 
-def _generate(
-    out: Path, problem: "Problem", *, samples: int, seed: int, processes: int, overwrite: bool
-) -> None:
+def _generate(out: Path, problem: "Problem", *, samples: int, seed: int, processes: int, overwrite: bool) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn  # noqa: PLC0415
 

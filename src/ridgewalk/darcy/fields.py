@@ -66,9 +66,7 @@ def karhunen_loeve(
     of_y, of_x = np.unravel_index(order, products.shape)
     eigenvalues = variance * products[of_y, of_x]
     shapes = modes_y[:, of_y].T[:, :, None] * modes_x[:, of_x].T[:, None, :]
-    return KarhunenLoeve(
-        grid, eigenvalues, np.sqrt(eigenvalues)[:, None, None] * shapes, variance, correlation
-    )
+    return KarhunenLoeve(grid, eigenvalues, np.sqrt(eigenvalues)[:, None, None] * shapes, variance, correlation)
 
 
 def _eigenpairs(centres: Array, spacing: float, correlation: float) -> tuple[Array, Array]:

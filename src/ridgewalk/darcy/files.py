@@ -10,9 +10,7 @@ from pathlib import Path
 def refuse_existing(out: Path, overwrite: bool) -> None:
     """Stop before work begins if its result has no place to go."""
     if out.exists() and not overwrite:
-        raise ValueError(
-            f"out = {out}: it exists; choose another name, or overwrite it explicitly (--overwrite)"
-        )
+        raise ValueError(f"out = {out}: it exists; choose another name, or overwrite it explicitly (--overwrite)")
 
 
 def write_atomically(out: Path, content: bytes) -> None:
@@ -31,9 +29,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(
-                f"out: another run is writing {folder}; wait for it, or choose another name"
-            ) from error
+            raise ValueError(f"out: another run is writing {folder}; wait for it, or choose another name") from error
         yield
     finally:
         os.close(descriptor)

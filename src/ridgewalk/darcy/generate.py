@@ -51,9 +51,7 @@ def generate(
     return path
 
 
-def _fill(
-    path: Path, problem: Problem, plan: Plan, todo: list[int], *, processes: int, progress: Progress
-) -> None:
+def _fill(path: Path, problem: Problem, plan: Plan, todo: list[int], *, processes: int, progress: Progress) -> None:
     """Compute the blocks still to do and write each as it becomes ready; this process is the only writer."""
     if not todo:
         return

@@ -92,15 +92,11 @@ def multiscale_basis(
     return complete if per_edge is None else complete.truncated(per_edge)
 
 
-def _snapshots(
-    edge: CoarseEdge, coarse: CoarseGrid, problems: list[Factorisation]
-) -> tuple[NDArray[np.int64], Array]:
+def _snapshots(edge: CoarseEdge, coarse: CoarseGrid, problems: list[Factorisation]) -> tuple[NDArray[np.int64], Array]:
     """The edges of both blocks, and one row per fine edge of the coarse edge: its local solution on them."""
     local = coarse.block_grid
     units = np.eye(edge.fine_edges.size)
-    blocks = [
-        (block, outward) for block, outward in ((edge.before, 1.0), (edge.after, -1.0)) if block is not None
-    ]
+    blocks = [(block, outward) for block, outward in ((edge.before, 1.0), (edge.after, -1.0)) if block is not None]
     support = np.unique(np.concatenate([coarse.edges_of(block) for block, _ in blocks]))
     rows = np.zeros((len(units), support.size))
     for block, outward in blocks:
@@ -141,6 +137,4 @@ def _inverse_permeability_of_edges(kappa: Array, coarse: CoarseGrid) -> Array:
     mass = cell_mass(kappa, coarse.fine)
     across_x = np.pad(mass.x, ((0, 0), (1, 1)), mode="edge")
     across_y = np.pad(mass.y, ((1, 1), (0, 0)), mode="edge")
-    return np.concatenate(
-        [(across_x[:, 1:] + across_x[:, :-1]).ravel(), (across_y[1:] + across_y[:-1]).ravel()]
-    )
+    return np.concatenate([(across_x[:, 1:] + across_x[:, :-1]).ravel(), (across_y[1:] + across_y[:-1]).ravel()])

@@ -76,9 +76,7 @@ def _draw_curves(incomplete: Axes, complete: Axes, curves: list[ErrorCurve]) -> 
         incomplete.semilogy(curve.counts[:-1], curve.errors[:-1], marker=marker, label=name)
         complete.semilogy(curve.counts, curve.errors, marker=marker, label=name)
     incomplete.set(title="Incomplete bases")
-    complete.set(
-        title="With the complete basis: the fine solution", xlabel="velocity functions per coarse edge"
-    )
+    complete.set(title="With the complete basis: the fine solution", xlabel="velocity functions per coarse edge")
     for axes in (incomplete, complete):
         axes.set(ylabel=r"energy error $\|u_{ms} - u_h\|_A \,/\, \|u_h\|_A$")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -42,7 +42,6 @@ def permeability_from_file(path: Path, layer: int, size: int) -> LabelledPermeab
         raise ValueError(f"permeability = {path}: not a readable .npy file of numbers ({error})") from error
     if values.ndim != 2 or values.dtype.kind not in "fiu":
         raise ValueError(
-            f"permeability = {path}: has shape {values.shape} and type {values.dtype}; "
-            "give a field (ny, nx) of numbers"
+            f"permeability = {path}: has shape {values.shape} and type {values.dtype}; give a field (ny, nx) of numbers"
         )
     return LabelledPermeability(values.astype(np.float64), f"permeability of {path.name}")

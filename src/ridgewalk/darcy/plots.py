@@ -32,9 +32,7 @@ class Panel(NamedTuple):
 
 def sample_panels(data: DataSet, sample: int) -> list[Panel]:
     """Permeability, source, pressure and the two velocity components of one sample."""
-    arrays = {
-        name: values[sample] if _has_samples(data, name) else values for name, values in data.arrays.items()
-    }
+    arrays = {name: values[sample] if _has_samples(data, name) else values for name, values in data.arrays.items()}
     velocity_x, velocity_y = cell_velocity(data.grid, arrays["flux"])
     return [
         _permeability_panel(arrays["permeability"]),

@@ -28,9 +28,7 @@ class Variable(NamedTuple):
     per_sample: bool = True
 
 
-FLUX = Variable(
-    ("edge",), "flux through every edge, positive in +x or +y; ordering as in ridgewalk.darcy.grid"
-)
+FLUX = Variable(("edge",), "flux through every edge, positive in +x or +y; ordering as in ridgewalk.darcy.grid")
 PRESSURE = Variable(("y", "x"), "pressure of every cell")
 SOURCE = "source density of every cell"
 PERMEABILITY = "permeability of every cell"
@@ -68,16 +66,12 @@ def three_spot_source(grid: Grid, upper_right: Array, lower_left: Array, block: 
     """`f₁` in the upper right block, `f₂` in the lower left, `−(f₁+f₂)` in the centre; equal areas."""
     largest = min(grid.nx, grid.ny) // 3
     if not 1 <= block <= largest:
-        raise ValueError(
-            f"block = {block}: three blocks need between 1 and {largest} cells a side on this grid"
-        )
+        raise ValueError(f"block = {block}: three blocks need between 1 and {largest} cells a side on this grid")
     source = np.zeros((*np.shape(upper_right), *grid.shape))
     row, column = (grid.ny - block) // 2, (grid.nx - block) // 2
     source[..., -block:, -block:] = np.asarray(upper_right)[..., None, None]
     source[..., :block, :block] = np.asarray(lower_left)[..., None, None]
-    source[..., row : row + block, column : column + block] = -np.asarray(upper_right + lower_left)[
-        ..., None, None
-    ]
+    source[..., row : row + block, column : column + block] = -np.asarray(upper_right + lower_left)[..., None, None]
     return source
 
 

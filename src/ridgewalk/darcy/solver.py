@@ -87,9 +87,7 @@ class Factorisation:
             flux[some], pressure[some] = self.solve_integrated(outflow[some], values, refinements)
         return Solution(self.grid, flux.reshape(*leading, -1), pressure.reshape(*leading, *self.grid.shape))
 
-    def solve_integrated(
-        self, outflow: Array, values: SideValues, refinements: int = 1
-    ) -> tuple[Array, Array]:
+    def solve_integrated(self, outflow: Array, values: SideValues, refinements: int = 1) -> tuple[Array, Array]:
         """Edge fluxes and cell pressures, without checks, for the net outflow of cells and values of edges.
 
         Both may have a leading axis over samples; here each sample may have its own boundary values.
@@ -150,14 +148,10 @@ def factorise(
     free = stream.free_vertices(sides, grid.ny, grid.nx)
     stencil = stream.assemble(mass, free)
     solve_stream = stream.factorise(stream.pin_first(stencil) if all(sides) else stencil, largest_band)
-    return Factorisation(
-        grid, mass, sides, free, solve_stream, _through_flow(grid, mass, sides, free, solve_stream)
-    )
+    return Factorisation(grid, mass, sides, free, solve_stream, _through_flow(grid, mass, sides, free, solve_stream))
 
 
-def solve(
-    permeability: ArrayLike, source: ArrayLike, boundary: Boundary, grid: Grid | None = None
-) -> Solution:
+def solve(permeability: ArrayLike, source: ArrayLike, boundary: Boundary, grid: Grid | None = None) -> Solution:
     """Solve one Darcy problem; for many sources with one permeability keep `factorise`'s result."""
     return factorise(permeability, boundary, grid).solve(source, boundary)
 
@@ -199,9 +193,7 @@ def _through_flow(
     else:
         return None
     rows, columns = free
-    psi[rows, columns] = -solve_stream(
-        stream.curl_transpose(*multiply_mass(mass, *stream.curl(psi)))[rows, columns]
-    )
+    psi[rows, columns] = -solve_stream(stream.curl_transpose(*multiply_mass(mass, *stream.curl(psi)))[rows, columns])
     flux_x, flux_y = stream.curl(psi)
     drop_x, drop_y = multiply_mass(mass, flux_x, flux_y)
     return ThroughFlow(flux_x, flux_y, float((flux_x * drop_x).sum() + (flux_y * drop_y).sum()))

@@ -26,9 +26,7 @@ def read_spe10(path: str | Path) -> NDArray[np.float32]:
     """Read k_x, axes `(x, y, layer)`, from `spe_perm.dat`, the archive that holds it, or an `.npz` file."""
     path = Path(path)
     if not path.exists():
-        raise ValueError(
-            f"path = {path}: there is no such file; give spe_perm.dat, its .zip, or an .npz of k_x"
-        )
+        raise ValueError(f"path = {path}: there is no such file; give spe_perm.dat, its .zip, or an .npz of k_x")
     if path.suffix == ".npz":
         return _read_npz(path)
     if path.suffix == ".zip":
@@ -68,9 +66,7 @@ def _parse_text(text: str, path: Path) -> NDArray[np.float32]:
     try:
         numbers = np.array(words, dtype=np.float64)
     except ValueError as error:
-        raise ValueError(
-            f"path = {path}: not a text of numbers ({error}); give the original {MEMBER}"
-        ) from error
+        raise ValueError(f"path = {path}: not a text of numbers ({error}); give the original {MEMBER}") from error
     needed = COMPONENTS * int(np.prod(SHAPE))
     if numbers.size != needed:
         raise ValueError(
@@ -94,9 +90,7 @@ def digest(k_x: NDArray[np.float32]) -> str:
     return hashlib.sha256(np.ascontiguousarray(k_x, dtype="<f4").tobytes()).hexdigest()
 
 
-def fetch_spe10(
-    folder: str | Path | None = None, url: str = URL, sha256: str = KX_SHA256
-) -> NDArray[np.float32]:
+def fetch_spe10(folder: str | Path | None = None, url: str = URL, sha256: str = KX_SHA256) -> NDArray[np.float32]:
     """Download the archive once (into pooch's cache unless `folder` is given), read it and verify k_x.
 
     The checksum is of the permeability, not of the archive: SPE may pack the same numbers anew.
@@ -121,9 +115,7 @@ def fetch_spe10(
     return k_x
 
 
-def sample_layer(
-    k_x: NDArray[np.float32], layer: int = 53, nx: int = 50, ny: int = 50, divisor: float = 10.0
-) -> Array:
+def sample_layer(k_x: NDArray[np.float32], layer: int = 53, nx: int = 50, ny: int = 50, divisor: float = 10.0) -> Array:
     """Point-sample a layer (1 is the top) to `(ny, nx)` and divide it by `divisor`.
 
     Column `i` takes the cell `max(⌈i·60/nx⌉ − 1, 0)` in x, row `j` the cell `max(⌈j·220/ny⌉ − 1, 0)` in y.

@@ -42,10 +42,7 @@ class Plan:
     @property
     def blocks(self) -> list[range]:
         """Sample numbers of every block."""
-        return [
-            range(start, min(start + self.block, self.samples))
-            for start in range(0, self.samples, self.block)
-        ]
+        return [range(start, min(start + self.block, self.samples)) for start in range(0, self.samples, self.block)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +83,7 @@ def begin(path: Path, problem: Problem, plan: Plan, overwrite: bool = False) -> 
     """Create the growing data set, or find the one a former run left; return the blocks still to do."""
     refuse_existing(path, overwrite)
     if path.exists() and not is_data_set(path):
-        raise ValueError(
-            f"out = {path}: it is not a ridgewalk data set, so it is never overwritten; move it away"
-        )
+        raise ValueError(f"out = {path}: it is not a ridgewalk data set, so it is never overwritten; move it away")
     growing = partial_path(path)
     wanted = attributes_of(problem, plan)
     if growing.exists():
@@ -114,9 +109,7 @@ def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, V
     group = zarr.create_group(store=fresh, zarr_format=3, attributes=attributes)
     for name, meaning in problem.variables.items():
         shape = tuple(sizes[dimension] for dimension in meaning.dimensions)
-        leading, chunk = (
-            ((plan.samples,), (min(plan.block, plan.samples),)) if meaning.per_sample else ((), ())
-        )
+        leading, chunk = ((plan.samples,), (min(plan.block, plan.samples),)) if meaning.per_sample else ((), ())
         array = group.create_array(
             name,
             shape=leading + shape,
@@ -142,9 +135,7 @@ def _check_same(growing: Path, wanted: dict[str, Value], constants: dict[str, Ar
     group = zarr.open_group(growing, mode="r")
     found = dict(group.attrs)
     differing = sorted(key for key in wanted.keys() | found.keys() if found.get(key) != wanted.get(key))
-    differing += [
-        name for name, value in constants.items() if not np.array_equal(_array(group, name)[...], value)
-    ]
+    differing += [name for name, value in constants.items() if not np.array_equal(_array(group, name)[...], value)]
     if differing:
         raise ValueError(
             f"out: {growing} was begun with other settings ({', '.join(differing)}); finish it with those, "
@@ -202,9 +193,7 @@ def load(path: str | Path, samples: slice = slice(None), names: Container[str] |
         hint = "; it was begun but not finished: run generate again" if partial_path(path).exists() else ""
         raise ValueError(f"file = {path}: there is no such data set{hint}")
     if not is_data_set(path):
-        raise ValueError(
-            f"file = {path}: not a ridgewalk Darcy data set (a zarr folder made by `darcy generate`)"
-        )
+        raise ValueError(f"file = {path}: not a ridgewalk Darcy data set (a zarr folder made by `darcy generate`)")
     group = zarr.open_group(path, mode="r")
     attributes: dict[str, Any] = dict(group.attrs)
     arrays = {}

@@ -96,9 +96,7 @@ def factorise(stencil: Stencil, largest_band: int = LARGEST_BAND) -> Solve:
     """Factor `K` once; the result maps right-hand sides `(..., rows, columns)` to stream functions."""
     rows, columns = stencil.centre.shape
     if rows < columns:
-        flipped = Stencil(
-            stencil.centre.T, stencil.north.T, stencil.east.T, stencil.north_east.T, stencil.north_west.T
-        )
+        flipped = Stencil(stencil.centre.T, stencil.north.T, stencil.east.T, stencil.north_east.T, stencil.north_west.T)
         solve_flipped = factorise(flipped, largest_band)
         return lambda right: solve_flipped(right.swapaxes(-1, -2)).swapaxes(-1, -2)
     if columns == 0:

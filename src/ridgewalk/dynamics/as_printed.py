@@ -28,10 +28,10 @@ def _unit(vector: Vector) -> Vector:
 class AsPrinted(Dynamics):
     """ξ = (1−ω) ξ + ω G̃ g,  η = (1−ω) η + ω S̃ z,  θ' = θ − ε ξ/|ξ| + √(2 ε T) η/|η|.
 
-    **This is not a posterior sampler.** (1) The averages are of vectors made from past gradients and past noise,
-    not of operators applied to the present ones: consecutive noises are correlated. (2) An average of factors is
-    not a factor of the average. (3) Scaling both to unit length throws away the size of the gradient, so
-    nothing ties the spread of the samples to the posterior's: the stationary law depends on ε and the dimension.
+    **This is not a posterior sampler.** (1) The averages are of vectors made from past gradients and past noise, not
+    of operators applied to the present ones: the noise persists for about 1/ω steps, ever longer as ω falls, and
+    long chains drift away. (2) An average of factors is not a factor of the average. (3) Scaling both to unit length
+    throws away the size of the gradient, so nothing ties the spread of the samples to the posterior's.
     Use it to compare with the paper's tables, and `form="dense"`, `"low_rank"` or `"limited"` to sample.
     """
 

@@ -1,8 +1,8 @@
 """Stochastic approximation with a fixed number of remembered windows, for networks.
 
-G_k = (1−ω_k) G_{k−1} + ω_k G̃_k is a weighted sum of all windows so far; a few stand for all. Each G̃ is a multiple
-of the identity plus a low-rank part, so their sum is G = c I + Pᵀ Q P, whose exact symmetric root has the same
-shape: one noise vector is enough, where a sum of independent noises would need one per window.
+G_k = (1−ω_k) G_{k−1} + ω_k G̃_k is a weighted sum of all windows so far; a few of equal weight stand for them all. Each
+G̃ is a multiple of the identity plus a low-rank part, so their mean is G = c I + Pᵀ Q P, whose exact symmetric root has
+the same shape: one noise vector is enough, where a sum of independent noises would need one per window.
 """
 
 from typing import NamedTuple
@@ -22,35 +22,36 @@ from ridgewalk.precondition.base import (
     no_lesson,
 )
 from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
-from ridgewalk.precondition.pairs import Pair, base_curvature, check_pairs, observe, powell, usable
+from ridgewalk.precondition.pairs import base_curvature, check_pairs, observe, powell, usable
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
 
-class Windows(NamedTuple):
-    """What is known of the remembered windows besides their vectors: everything small.
+class Snapshots(NamedTuple):
+    """What is known of the K remembered windows besides their vectors: everything small.
 
-    `weights[0]` and `scales[0]` belong to G₀, the others to the windows; `newest` is the window that takes the next
-    pair, of which it has taken `pushed`.
+    `due` is Σω since the last exchange; `oldest` the snapshot that the next exchange replaces.
     """
 
     gram: jax.Array
     scales: jax.Array
-    weights: jax.Array
     cores: jax.Array
-    newest: Scalar
-    pushed: Scalar
+    oldest: Scalar
+    due: Scalar
 
 
 class LimitedOperator(NamedTuple):
     """G = c I + Pᵀ Q P and S = √c I + Pᵀ X P, with the pairs of all remembered windows as the rows of P.
 
-    Row 2 (M window + pair) of P is s, the row after it y.
+    Row 2 (M snapshot + pair) of P is s, the row after it y. `window` collects the next M pairs in the same order, and
+    `scale` is their γ.
     """
 
     vectors: jax.Array
-    windows: Windows
+    window: jax.Array
+    scale: Scalar
+    snapshots: Snapshots
     identity: Scalar
     core: jax.Array
     root: jax.Array
@@ -76,15 +77,17 @@ class LimitedOperator(NamedTuple):
 
 @settings
 class Limited(Preconditioner):
-    """`snapshots` weighted windows of `memory` pairs each; the base of every window is γ⁻¹ I.
+    """The mean of `snapshots` windows of `memory` pairs each; the base of every window is γ⁻¹ I.
 
-    The newest window collects weight with every pair; once it holds its share, 1/snapshots, the next pair opens a new
-    one in the place of the oldest, whose weight the others share. Memory is 2 · snapshots · memory vectors.
+    Pairs are collected M at a time. A full window takes the place of the oldest snapshot whenever Σω since the last
+    exchange has come to its share, 1/snapshots: on average G follows the recursion above, while in between it
+    stands still, which is what keeps the chain's stationary law (a G that follows the newest pairs does not).
     Damping promises curvatures of at least r γ, and eigenvalues of a window are held below the 1 / (r γ) that follows:
     pairs that contradict each other, on a target that is not Gaussian, can otherwise multiply to anything.
+    Memory is 2 M (snapshots + 1) vectors.
     """
 
-    memory: int = 4
+    memory: int = 8
     adaptation: Adaptation = DEFAULT_ADAPTATION
     curvature_every: int = 1
     damping: float = 0.2
@@ -104,88 +107,76 @@ class Limited(Preconditioner):
         return self
 
     def init(self, position: Vector, gradient_at: GradientAt) -> LimitedOperator:
-        """G₀ = I / λ_max."""
-        dtype = position.dtype
+        """G₀ = I / λ_max in all snapshots."""
+        d, dtype, size = position.shape[0], position.dtype, 2 * self.memory
         curvature = first_scale(self.first_curvature, gradient_at, position)
-        rows = 2 * self.snapshots * self.memory
+        rows = size * self.snapshots
         square = jnp.zeros((rows, rows), dtype)
-        windows = Windows(
+        snapshots = Snapshots(
             gram=square,
-            scales=jnp.full((self.snapshots + 1,), curvature, dtype),
-            weights=jnp.zeros((self.snapshots + 1,), dtype).at[0].set(1),
+            scales=jnp.full((self.snapshots,), curvature),
             cores=jnp.zeros((self.snapshots, rows, rows), dtype),
-            newest=jnp.zeros((), jnp.int32),
-            pushed=jnp.zeros((), jnp.int32),
+            oldest=jnp.zeros((), jnp.int32),
+            due=jnp.zeros((), dtype),
         )
-        vectors = jnp.zeros((rows, position.shape[0]), dtype)
-        return LimitedOperator(vectors, windows, 1 / curvature, square, square)
+        vectors, window = jnp.zeros((rows, d), dtype), jnp.zeros((size, d), dtype)
+        return LimitedOperator(vectors, window, curvature, snapshots, 1 / curvature, square, square)
 
     def prepare(self, operator: LimitedOperator, departure: Departure) -> LimitedOperator:
         """G as it is."""
         return operator
 
     def correction(self, operator: LimitedOperator) -> None:
-        """None: G moves by ω_k and settles, it is no function of the position."""
+        """None: G changes ever more rarely, it is no function of the position."""
         return
 
     def learn(self, operator: LimitedOperator, transition: Transition) -> tuple[LimitedOperator, Lesson]:
-        """One step of stochastic approximation."""
+        """Collect the pair of this step; with the last of M, exchange a snapshot if one is due."""
+        return every(
+            self.curvature_every,
+            transition.step,
+            lambda: self._collect(operator, transition),
+            lambda: (operator, no_lesson(operator.identity)),
+        )
 
-        def push() -> tuple[LimitedOperator, Lesson]:
-            omega = weight(self.adaptation, transition.step // self.curvature_every, operator.identity.dtype)
-            return self._push(operator, observe(transition), omega)
-
-        return every(self.curvature_every, transition.step, push, lambda: (operator, no_lesson(operator.identity)))
-
-    def _push(self, old: LimitedOperator, pair: Pair, omega: Scalar) -> tuple[LimitedOperator, Lesson]:
-        ss, sy, yy = pair.s @ pair.s, pair.s @ pair.y, pair.y @ pair.y
+    def _collect(self, old: LimitedOperator, transition: Transition) -> tuple[LimitedOperator, Lesson]:
+        s, y = observe(transition)
+        ss, sy, yy = s @ s, s @ y, y @ y
         good = usable(ss, sy, yy)
-        now = self._opened(old.windows)
-        window, size = now.newest, 2 * self.memory
-        row = window * size + 2 * (now.pushed % self.memory)
+        pairs = transition.step // self.curvature_every
+        row = 2 * ((pairs - 1) % self.memory)
+        fresh = jnp.where(good, jnp.stack([s, y]), 0)
+        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, self.curvature_floor), old.scale)
+        now = old._replace(window=jax.lax.dynamic_update_slice_in_dim(old.window, fresh, row, 0), scale=scale)
+        after = every(self.memory, pairs, lambda: self._consider(now, pairs // self.memory), lambda: now)
+        return after, Lesson(powell(scale * ss, sy, self.damping), ~good)
 
-        before = jax.lax.dynamic_slice_in_dim(old.vectors, row, 2)
-        fresh = jnp.where(good, jnp.stack([pair.s, pair.y]), before)
-        vectors = jax.lax.dynamic_update_slice_in_dim(old.vectors, fresh, row, 0)
-        products = vectors @ fresh.T
-        gram = jax.lax.dynamic_update_slice_in_dim(now.gram, products, row, 1)
-        gram = jax.lax.dynamic_update_slice_in_dim(gram, products.T, row, 0)
-        scale = base_curvature(ss, sy, yy, self.damping, self.curvature_floor)
+    def _consider(self, now: LimitedOperator, windows: Scalar) -> LimitedOperator:
+        due = now.snapshots.due + weight(self.adaptation, windows, now.identity.dtype)
+        share = 1 / self.snapshots
+        waiting = now._replace(snapshots=now.snapshots._replace(due=due))
+        return jax.lax.cond(due >= share, lambda: self._exchange(now, due - share), lambda: waiting)
 
+    def _exchange(self, now: LimitedOperator, due: Scalar) -> LimitedOperator:
+        """The window in the place of the oldest snapshot."""
+        old, size = now.snapshots, 2 * self.memory
+        start = old.oldest * size
+        vectors = jax.lax.dynamic_update_slice_in_dim(now.vectors, now.window, start, 0)
+        products = vectors @ now.window.T
+        gram = jax.lax.dynamic_update_slice_in_dim(old.gram, products, start, 1)
+        gram = jax.lax.dynamic_update_slice_in_dim(gram, products.T, start, 0)
         core = jnp.zeros_like(gram)
-        for age in range(self.memory):
-            slot = window * size + 2 * ((now.pushed + 1 + age) % self.memory)
-            core = bfgs_core(gram, core, scale, slot, slot + 1, self.damping)
-        core = held_core(gram, scale * core, 1 / self.damping) / scale
-        windows = Windows(
+        for pair in range(self.memory):
+            core = bfgs_core(gram, core, now.scale, start + 2 * pair, start + 2 * pair + 1, self.damping)
+        core = held_core(gram, now.scale * core, 1 / self.damping) / now.scale
+        snapshots = Snapshots(
             gram=gram,
-            scales=now.scales.at[1 + window].set(scale),
-            weights=((1 - omega) * now.weights).at[1 + window].add(omega),
-            cores=now.cores.at[window].set(core),
-            newest=window,
-            pushed=now.pushed + 1,
+            scales=old.scales.at[old.oldest].set(now.scale),
+            cores=old.cores.at[old.oldest].set(core),
+            oldest=(old.oldest + 1) % self.snapshots,
+            due=due,
         )
-        identity = windows.weights @ (1 / windows.scales)
-        total = jnp.tensordot(windows.weights[1:], windows.cores, 1)
+        identity = jnp.mean(1 / snapshots.scales)
+        total = jnp.mean(snapshots.cores, axis=0)
         root = jnp.sqrt(identity) * mixed_root(gram, total / identity, 1.0, jnp.inf)
-        small = jax.tree.map(lambda new, kept: jnp.where(good, new, kept), (windows, identity, total, root), old[1:])
-        return LimitedOperator(vectors, *small), Lesson(powell(scale * ss, sy, self.damping), ~good)
-
-    def _opened(self, old: Windows) -> Windows:
-        """The oldest window emptied for new pairs, where the newest one has its share.
-
-        Its rows of P stay as they are: without entries in the Gram matrix and the cores they do nothing.
-        """
-        following = (old.newest + 1) % self.snapshots
-        weights = old.weights.at[1 + following].set(0)
-        keep = jnp.arange(old.gram.shape[0]) // (2 * self.memory) != following
-        emptied = Windows(
-            gram=jnp.where(keep[:, None] & keep[None, :], old.gram, 0),
-            scales=old.scales,
-            weights=weights / jnp.sum(weights),
-            cores=old.cores.at[following].set(0),
-            newest=following,
-            pushed=jnp.zeros_like(old.pushed),
-        )
-        full = (old.weights[1 + old.newest] >= 1 / self.snapshots) & (self.snapshots > 1)
-        return jax.tree.map(lambda new, kept: jnp.where(full, new, kept), emptied, old)
+        return LimitedOperator(vectors, now.window, now.scale, snapshots, identity, total, root)
