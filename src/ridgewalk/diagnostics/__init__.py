@@ -1,0 +1,1 @@
+"""Diagnostics: how well a chain mixed."""

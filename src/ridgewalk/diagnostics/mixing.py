@@ -1,0 +1,36 @@
+"""Effective sample size and autocorrelation time, by ArviZ."""
+
+import warnings
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ridgewalk.run.result import Result
+
+
+def _ess(values: np.ndarray) -> float:
+    """ArviZ's bulk ESS of (chain, draw)."""
+    with warnings.catch_warnings():
+        # ArviZ 0.x announces its 1.0 on import; that is not the user's concern.
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz  # noqa: PLC0415  (slow to import, and only needed here)
+    return float(arviz.ess(values))
+
+
+def _flat(result: Result) -> np.ndarray:
+    """Draws as (chain, draw, d)."""
+    return np.asarray(jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.positions), float)
+
+
+def effective_sample_size(result: Result) -> np.ndarray:
+    """The effective sample size of every parameter over all chains, in the order of `ravel_pytree(position)`."""
+    draws = _flat(result)
+    return np.array([_ess(draws[:, :, i]) for i in range(draws.shape[2])])
+
+
+def autocorrelation_time(result: Result) -> np.ndarray:
+    """Draws of one chain per effective draw, for every parameter; each chain by itself, then the mean over chains."""
+    draws = _flat(result)
+    chains, count, d = draws.shape
+    return np.array([np.mean([count / _ess(draws[c : c + 1, :, i]) for c in range(chains)]) for i in range(d)])

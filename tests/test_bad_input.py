@@ -1,0 +1,149 @@
+"""Every wrong argument is named, with its value and what to do about it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ridgewalk as rw
+
+X, Y = jnp.ones((20, 3)), jnp.zeros(20)
+
+
+def log_prior(theta):
+    return -jnp.sum(theta**2)
+
+
+def log_likelihood(theta, batch):
+    return -((batch[1] - batch[0] @ theta) ** 2)
+
+
+TARGET = rw.Posterior(log_prior, log_likelihood, (X, Y))
+
+
+def run(sampler=None, target=TARGET, position=None, **options):
+    settings = {"steps": 10, "step_size": 0.01, "batch_size": 5, "progress": False} | options
+    start = jnp.zeros(3) if position is None else position
+    return rw.sample(jax.random.key(0), sampler or rw.sgld(), target, start, **settings)
+
+
+CASES = {
+    "batch too large": (lambda: run(batch_size=21), ["batch_size", "21", "20 examples"]),
+    "batch of none": (lambda: run(batch_size=0), ["batch_size", "0", "at least 1"]),
+    "batch negative": (lambda: run(batch_size=-3), ["batch_size", "-3"]),
+    "batch not whole": (lambda: run(batch_size=2.5), ["batch_size", "2.5"]),
+    "batch without data": (lambda: run(target=rw.Density(log_prior)), ["batch_size", "Density", "leave it out"]),
+    "leading axes": (
+        lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X, Y[:7]))),
+        ["data", "data[0] has 20", "data[1] has 7"],
+    ),
+    "scalar data": (lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X, 1.0))), ["data[1]", "scalar"]),
+    "no data": (lambda: run(target=rw.Posterior(log_prior, log_likelihood, ())), ["data", "no arrays"]),
+    "empty data": (
+        lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X[:0], Y[:0]))),
+        ["data", "0 examples"],
+    ),
+    "likelihood summed": (
+        lambda: run(target=rw.Posterior(log_prior, lambda t, b: jnp.sum(log_likelihood(t, b)), (X, Y))),
+        ["log_likelihood", "shape ()", "one value per example"],
+    ),
+    "likelihood too long": (
+        lambda: run(target=rw.Posterior(log_prior, lambda t, b: jnp.zeros(7), (X, Y))),
+        ["log_likelihood", "(7,)", "(5,)"],
+    ),
+    "likelihood not an array": (
+        lambda: run(target=rw.Posterior(log_prior, lambda t, b: (jnp.zeros(5),), (X, Y))),
+        ["log_likelihood", "tuple"],
+    ),
+    "prior per parameter": (
+        lambda: run(target=rw.Posterior(lambda t: -(t**2), log_likelihood, (X, Y))),
+        ["log_prior", "(3,)", "scalar"],
+    ),
+    "density per parameter": (
+        lambda: run(target=rw.Density(lambda t: -(t**2)), batch_size=None),
+        ["log_density", "(3,)", "scalar"],
+    ),
+    "integer leaf": (
+        lambda: run(position={"w": jnp.zeros(3), "n": jnp.arange(3)}),
+        ["position['n']", "int", "float array"],
+    ),
+    "function as leaf": (lambda: run(position={"w": jnp.zeros(3), "f": jnp.tanh}), ["position['f']", "float array"]),
+    "nothing to sample": (lambda: run(position={}), ["position", "no arrays"]),
+    "NaN at the start": (lambda: run(position=jnp.array([0.0, jnp.nan, 0.0])), ["position", "NaN"]),
+    "infinite density": (
+        lambda: run(target=rw.Density(lambda t: jnp.sum(jnp.log(t))), batch_size=None),
+        ["position", "-inf", "start where"],
+    ),
+    "memory": (lambda: rw.hasgld_sa(memory=0), ["memory", "0", "at least 1"]),
+    "memory of HAMCMC": (lambda: rw.hamcmc(memory=1), ["memory", "1", "at least 2"]),
+    "step size zero": (lambda: run(step_size=0.0), ["step_size", "0", "positive"]),
+    "step size negative": (lambda: run(step_size=-0.1), ["step_size", "-0.1"]),
+    "step size NaN": (lambda: run(step_size=float("nan")), ["step_size", "nan"]),
+    "step size a string": (lambda: run(step_size="small"), ["step_size", "'small'", "schedule"]),
+    "schedule runs out": (lambda: run(step_size=lambda k: 0.05 - 0.01 * k), ["step_size", "step 5"]),
+    "burn-in": (lambda: run(burn_in=10), ["burn_in", "10", "steps = 10"]),
+    "burn-in negative": (lambda: run(burn_in=-1), ["burn_in", "-1"]),
+    "thin": (lambda: run(thin=0), ["thin", "0", "at least 1"]),
+    "thin beyond the end": (lambda: run(thin=8, burn_in=5), ["thin", "8", "5 steps"]),
+    "steps": (lambda: run(steps=0), ["steps", "0"]),
+    "chains": (lambda: run(chains=0), ["chains", "0"]),
+    "starts per chain": (lambda: run(chains=2, start_per_chain=True), ["position", "(3,)", "2 chains"]),
+    "sampler not called": (lambda: run(sampler=rw.sgld), ["sampler", "call it"]),
+    "target": (lambda: run(target=log_prior), ["target", "function", "Posterior"]),
+    "dense too large": (
+        lambda: run(
+            sampler=rw.hasgld_sa(form="dense"),
+            target=rw.Density(log_prior),
+            position=jnp.zeros(50_000),
+            batch_size=None,
+        ),
+        ["form", "50000 x 50000", "10,000,000,000 bytes", "low_rank"],
+    ),
+    "rank too large": (
+        lambda: run(sampler=rw.hasgld_sa(form="low_rank")),
+        ["rank", "20", "3 parameters", "dense"],
+    ),
+    "form": (lambda: rw.hasgld_sa(form="sparse"), ["form", "'sparse'", "low_rank"]),
+    "base": (lambda: rw.hasgld_sa(base="identity"), ["base", "'identity'"]),
+    "base without G": (lambda: rw.hasgld_sa(form="limited", base="running"), ["base", "running", "dense"]),
+    "c1": (lambda: rw.PowerDecay(c1=0.0), ["c1", "0.0", "positive"]),
+    "c2": (lambda: rw.PowerDecay(c2=-1.0), ["c2", "-1.0"]),
+    "alpha": (lambda: rw.PowerDecay(alpha=1.5), ["alpha", "1.5", "(0, 1]"]),
+    "alpha zero": (lambda: rw.PowerDecay(alpha=0.0), ["alpha", "0.0"]),
+    "damping": (lambda: rw.hasgld_sa(damping=1.0), ["damping", "1.0", "(0, 1)"]),
+    "curvature_every": (lambda: rw.hasgld_sa(curvature_every=0), ["curvature_every", "0"]),
+    "first_curvature": (lambda: rw.hasgld_sa(first_curvature=0.0), ["first_curvature", "0.0"]),
+    "growth": (lambda: rw.Dense(growth=1.0), ["growth", "1.0"]),
+    "snapshots": (lambda: rw.hasgld_sa(form="limited", snapshots=0), ["snapshots", "0"]),
+    "rank": (lambda: rw.hasgld_sa(rank=0), ["rank", "0"]),
+    "temperature": (lambda: rw.sgld(temperature=-1.0), ["temperature", "-1.0"]),
+    "noise": (lambda: rw.sgld(noise="uniform"), ["noise", "'uniform'", "two_point"]),
+    "friction": (lambda: rw.sghmc(friction=0.0), ["friction", "0.0"]),
+    "gradient noise": (lambda: rw.sghmc(friction=0.1, gradient_noise=0.2), ["gradient_noise", "0.2"]),
+    "diffusion": (lambda: rw.sgnht(diffusion=0.0), ["diffusion", "0.0"]),
+    "decay": (lambda: rw.psgld(decay=1.0), ["decay", "1.0"]),
+    "regularizer": (lambda: rw.psgld(regularizer=0.0), ["regularizer", "0.0"]),
+    "metric of a wrong shape": (lambda: run(sampler=rw.sgrld(lambda t: jnp.ones(2))), ["metric", "2 numbers", "3"]),
+    "covariance of a wrong shape": (lambda: rw.fixed(np.ones((2, 3))), ["covariance", "(2, 3)"]),
+    "covariance not positive": (lambda: rw.fixed(np.diag([1.0, -1.0])), ["covariance", "positive definite"]),
+    "covariance of another model": (
+        lambda: run(sampler=rw.Sampler(rw.Langevin(), rw.fixed(np.eye(2)))),
+        ["covariance", "2 parameters", "3"],
+    ),
+    "svrg never": (lambda: rw.svrg(TARGET, every=0), ["every", "0"]),
+    "svrg without data": (lambda: rw.svrg(rw.Density(log_prior), every=5), ["target", "Density"]),
+    "control variates without data": (
+        lambda: rw.control_variates(rw.Density(log_prior), jnp.zeros(3)),
+        ["target", "Density"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_names_argument_value_and_fix(name):
+    call, words = CASES[name]
+    with pytest.raises(ValueError, match=r"^[a-z_0-9\[\]']+: ") as caught:
+        call()
+    message = str(caught.value)
+    for word in words:
+        assert word in message, message

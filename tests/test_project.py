@@ -1,0 +1,82 @@
+"""The house in order: imports point one way, importing changes nothing, noise is what it says."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ridgewalk as rw
+from ridgewalk.noise import draw
+
+PACKAGE = Path(rw.__file__).parent
+
+ORDER = [
+    {"types", "settings"},
+    {"target", "gradients", "noise"},
+    {"precondition"},
+    {"dynamics"},
+    {"kernel", "samplers"},
+    {"run"},
+    {"diagnostics"},
+    {"studies"},
+    {"cli"},
+]
+"""A room may open those before it in this list, and itself; darcy opens none, and only studies and cli open it."""
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def opened(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            if name and name.startswith("ridgewalk."):
+                yield name.split(".")[1]
+
+
+def test_imports_point_one_way():
+    level = {name: i for i, rooms in enumerate(ORDER) for name in rooms}
+    for path in PACKAGE.rglob("*.py"):
+        here = room(path)
+        if here == "__init__":
+            continue
+        for there in opened(path):
+            if here == "darcy":
+                assert there == "darcy", f"{path} opens {there}"
+            elif there == "darcy":
+                assert here in {"studies", "cli"}, f"{path} opens darcy"
+            else:
+                assert level[there] <= level[here], f"{path} opens {there}"
+
+
+def test_importing_is_silent_and_changes_no_configuration():
+    code = (
+        "import jax; before = dict(jax.config.values); import ridgewalk; import ridgewalk.cli; "
+        "assert dict(jax.config.values) == before; assert 'matplotlib.pyplot' not in __import__('sys').modules"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_public_names_exist_and_are_sorted():
+    assert all(hasattr(rw, name) for name in rw.__all__)
+    assert len(set(rw.__all__)) == len(rw.__all__)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "two_point"])
+def test_noise_has_mean_0_and_variance_1(kind):
+    z = np.asarray(draw(jax.random.key(1), kind, 100_003, jnp.dtype("float64")))
+    assert z.shape == (100_003,)
+    assert abs(z.mean()) < 4 / np.sqrt(z.size)
+    assert abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
+    assert abs((z[1:] * z[:-1]).mean()) < 4 / np.sqrt(z.size)
+    fourth = {"gaussian": 3.0, "two_point": 1.0}[kind]
+    assert abs((z**4).mean() - fourth) < 4 * np.sqrt(96 / z.size)

@@ -1,0 +1,169 @@
+"""The runner: reproducible, and equal to the bare kernel however the run is cut up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests.targets import correlated_gaussian, linear_regression
+
+import ridgewalk as rw
+from ridgewalk.run import loop
+from ridgewalk.run import sample as sample_module
+
+REGRESSION = linear_regression()
+GAUSSIAN = correlated_gaussian()
+
+
+def run(sampler=None, *, seed=0, start=None, **options):
+    settings = {"steps": 60, "step_size": 1e-3, "batch_size": 40, "progress": False} | options
+    position = jnp.zeros(3) if start is None else start
+    return rw.sample(jax.random.key(seed), sampler or rw.hasgld_sa(), REGRESSION.target, position, **settings)
+
+
+def test_same_key_same_draws_other_key_other_draws():
+    first, again, other = run(), run(), run(seed=1)
+    np.testing.assert_array_equal(first.positions, again.positions)
+    assert not np.array_equal(first.positions, other.positions)
+
+
+def test_chains_differ_and_have_their_axis():
+    result = run(chains=3, burn_in=20, thin=4)
+    assert result.positions.shape == (3, 10, 3)
+    assert result.info.potential.shape == (3, 10)
+    assert len(result.final_states) == 3
+    assert not np.array_equal(result.positions[0], result.positions[1])
+    assert repr(result) == "Result(3 chains x 10 draws of 3 parameters)"
+    np.testing.assert_array_equal(result.final_states[2].position, result.positions[2, -1])
+
+
+@pytest.mark.parametrize(("burn_in", "thin"), [(0, 1), (7, 1), (0, 5), (11, 7), (59, 1), (0, 60)])
+def test_burn_in_and_thinning_select_from_the_same_chain(burn_in, thin):
+    every = run().positions[0]
+    kept = run(burn_in=burn_in, thin=thin)
+    np.testing.assert_array_equal(kept.positions[0], every[burn_in + thin - 1 :: thin])
+    np.testing.assert_array_equal(kept.final_states[0].position, every[-1])
+    assert int(kept.final_states[0].step) == 60
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
+    whole = run(chains=chains, burn_in=13, thin=3)
+    monkeypatch.setattr(loop, "LONGEST_BLOCK", 4)
+    monkeypatch.setattr(sample_module, "LONGEST_CHUNK", 10)
+    cut = run(chains=chains, burn_in=13, thin=3)
+    np.testing.assert_array_equal(whole.positions, cut.positions)
+    np.testing.assert_array_equal(whole.info.potential, cut.info.potential)
+
+
+@pytest.mark.parametrize("sampler", [rw.sgld(), rw.hasgld_sa(memory=4), rw.sghmc(), rw.hamcmc()])
+def test_runner_equals_the_kernel_stepped_by_hand(sampler):
+    result = run(sampler, steps=15)
+    kernel = rw.build_kernel(sampler, REGRESSION.target)
+    state = jax.jit(kernel.init)(jnp.zeros(3))
+    chain_key = jax.random.split(jax.random.key(0), 1)[0]
+    for k in range(15):
+        noise_key, batch_key = jax.random.split(jax.random.fold_in(chain_key, k))
+        rows = jax.random.randint(batch_key, (40,), 0, REGRESSION.target.size)
+        batch = jax.tree.map(lambda x, rows=rows: x[rows], REGRESSION.target.data)
+        state, _ = jax.jit(kernel.step)(noise_key, state, batch, 1e-3)
+        np.testing.assert_allclose(result.positions[0, k], state.position, rtol=1e-9)
+
+
+def test_vectorised_chains_equal_single_ones():
+    starts = jnp.array([[0.0, 0.0, 0.0], [1.0, -1.0, 0.5]])
+    both = run(start=starts, chains=2, start_per_chain=True)
+    assert not np.array_equal(both.positions[0, 0], both.positions[1, 0])
+    keys = jax.random.split(jax.random.key(0), 2)
+    kernel = rw.build_kernel(rw.hasgld_sa(), REGRESSION.target)
+    state = kernel.init(starts[1])
+    for k in range(3):
+        noise_key, batch_key = jax.random.split(jax.random.fold_in(keys[1], k))
+        rows = jax.random.randint(batch_key, (40,), 0, REGRESSION.target.size)
+        batch = jax.tree.map(lambda x, rows=rows: x[rows], REGRESSION.target.data)
+        state, _ = jax.jit(kernel.step)(noise_key, state, batch, 1e-3)
+    np.testing.assert_allclose(both.positions[1, 2], state.position, rtol=1e-9)
+
+
+def test_full_data_is_the_exact_gradient():
+    result = run(rw.sgld(temperature=0.0), batch_size=None, steps=1)
+    exact = jax.grad(lambda p: REGRESSION.target.potential(p, REGRESSION.target.data))(jnp.zeros(3))
+    np.testing.assert_allclose(result.positions[0, 0], -1e-3 * exact, rtol=1e-12)
+
+
+def test_schedule_and_weighted_averages():
+    schedule = optax.polynomial_schedule(1e-3, 1e-4, power=1, transition_steps=50)
+    result = run(step_size=schedule, burn_in=10, thin=5, chains=2)
+    steps = np.arange(14, 60, 5)
+    np.testing.assert_allclose(result.step_sizes, [float(schedule(k)) for k in steps], rtol=1e-6)
+    weights = result.step_sizes / result.step_sizes.sum()
+    flat = np.asarray(result.positions)
+    mean = np.einsum("k,ckd->d", weights, flat) / 2
+    np.testing.assert_allclose(rw.posterior_mean(result), mean, rtol=1e-10)
+    centred = flat - mean
+    covariance = np.einsum("k,cki,ckj->ij", weights, centred, centred) / 2
+    np.testing.assert_allclose(rw.posterior_covariance(result), covariance, rtol=1e-10)
+    np.testing.assert_allclose(rw.posterior_variance(result), np.diag(covariance), rtol=1e-10)
+    np.testing.assert_allclose(rw.posterior_std(result), np.sqrt(np.diag(covariance)), rtol=1e-10)
+    squares = np.einsum("k,ck->", weights, (flat**2).sum(-1)) / 2
+    np.testing.assert_allclose(rw.posterior_expectation(result, lambda p: jnp.sum(p**2)), squares, rtol=1e-10)
+    constant = run(chains=2)
+    np.testing.assert_allclose(rw.posterior_mean(constant), np.asarray(constant.positions).mean((0, 1)), rtol=1e-10)
+
+
+def test_step_sizes_of_a_schedule_are_used():
+    result = rw.sample(
+        jax.random.key(0), rw.sgld(temperature=0.0), GAUSSIAN.target, jnp.zeros(2),
+        steps=2, step_size=lambda k: 0.1 / (1 + k), progress=False,
+    )  # fmt: skip
+    x, precision = np.zeros(2), np.linalg.inv(GAUSSIAN.covariance)
+    for k in range(2):
+        x = x - 0.1 / (1 + k) * precision @ (x - GAUSSIAN.mean)
+        np.testing.assert_allclose(result.positions[0, k], x, rtol=1e-12)
+
+
+def test_info_tells_what_happened():
+    result = run(rw.sgld(), steps=400, batch_size=None, step_size=1e-5)
+    assert np.all(np.isfinite(result.info.potential))
+    assert np.mean(result.info.temperature) == pytest.approx(1.0, abs=0.15)
+    exact = REGRESSION.target.potential(jnp.zeros(3), REGRESSION.target.data)
+    np.testing.assert_allclose(result.info.potential[0, 0], exact, rtol=1e-10)
+    gradient = jax.grad(REGRESSION.target.potential)(result.positions[0, 3], REGRESSION.target.data)
+    np.testing.assert_allclose(result.info.gradient_norm[0, 4], np.linalg.norm(gradient), rtol=1e-8)
+
+
+def test_progress_is_silent_without_a_terminal(capfd):
+    run(progress=True)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_a_second_call_with_the_same_shapes_compiles_nothing():
+    compiled = []
+
+    def listen(event, duration, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        run(chains=2, seed=0)
+        assert compiled
+        compiled.clear()
+        run(chains=2, seed=5, step_size=2e-3)
+        rw.sample(
+            jax.random.key(7), rw.hasgld_sa(), REGRESSION.target, jnp.ones(3),
+            steps=60, step_size=3e-3, batch_size=40, chains=2, progress=False,
+        )  # fmt: skip
+        assert compiled == []
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_old_style_keys_work_too():
+    result = rw.sample(
+        jax.random.PRNGKey(0), rw.sgld(), REGRESSION.target, jnp.zeros(3), steps=5, step_size=1e-3, batch_size=4,
+        progress=False,
+    )  # fmt: skip
+    assert result.positions.shape == (1, 5, 3)
