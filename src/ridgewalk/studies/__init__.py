@@ -1,0 +1,1 @@
+"""Studies: data in, metrics.json and figures out."""

@@ -1,0 +1,79 @@
+"""Posteriors with known curvature, on which samplers are compared."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk.target import Density, Posterior
+from ridgewalk.types import Vector
+
+
+class Problem(NamedTuple):
+    """A target, its mode and the Hessian of its potential there."""
+
+    target: Posterior | Density
+    mode: np.ndarray
+    hessian: np.ndarray
+
+
+def paper_gaussian() -> Problem:
+    """The paper's 2D Gaussian: σ_x = 0.12, σ_y = 1, correlation −0.95."""
+    covariance = np.array([[0.12**2, -0.95 * 0.12], [-0.95 * 0.12, 1.0]])
+    hessian = np.linalg.inv(covariance)
+    precision = jnp.asarray(hessian)
+    return Problem(Density(lambda x: -0.5 * x @ precision @ x), np.zeros(2), hessian)
+
+
+def logistic_regression(d: int = 50, size: int = 10_000, seed: int = 0) -> Problem:
+    """Features with correlation 0.95^|i−j| and scales from 0.1 to 3: a Hessian of condition about 1.4e5."""
+    rng = np.random.default_rng(seed)
+    correlation = 0.95 ** np.abs(np.subtract.outer(np.arange(d), np.arange(d)))
+    scale = np.logspace(-1, 0.5, d)
+    features = rng.multivariate_normal(np.zeros(d), correlation, size=size) * scale
+    truth = rng.normal(size=d) / scale / np.sqrt(d)
+    labels = (rng.uniform(size=size) < 1 / (1 + np.exp(-features @ truth))).astype(float)
+
+    mode = np.zeros(d)
+    for _ in range(30):
+        chance = 1 / (1 + np.exp(-features @ mode))
+        hessian = (features.T * (chance * (1 - chance))) @ features + np.eye(d) / 100
+        mode = mode - np.linalg.solve(hessian, features.T @ (chance - labels) + mode / 100)
+
+    def log_prior(weights: Vector) -> jax.Array:
+        return -jnp.sum(weights**2) / 200
+
+    def log_likelihood(weights: Vector, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        logits = batch[0] @ weights
+        return batch[1] * logits - jax.nn.softplus(logits)
+
+    return Problem(Posterior(log_prior, log_likelihood, (jnp.asarray(features), jnp.asarray(labels))), mode, hessian)
+
+
+def outlier_regression(d: int = 1_000, outliers: int = 20, size: int = 10_000, seed: int = 0) -> Problem:
+    """A linear model whose Hessian has 20 eigenvalues from 10² to 10⁴ over a bulk in [0.5, 2]."""
+    rng = np.random.default_rng(seed)
+    axes, _ = np.linalg.qr(rng.normal(size=(d, d)))
+    curvatures = np.concatenate([np.logspace(2, 4, outliers), rng.uniform(0.5, 2, d - outliers)])
+    white = rng.normal(size=(size, d))
+    white = np.linalg.solve(np.linalg.cholesky(white.T @ white / size), white.T).T
+    features = jnp.asarray(white @ (axes * np.sqrt(curvatures)).T / np.sqrt(size))
+
+    def log_likelihood(weights: Vector, batch: jax.Array) -> jax.Array:
+        return -0.5 * (batch @ weights) ** 2
+
+    hessian = axes @ np.diag(curvatures) @ axes.T
+    return Problem(Posterior(lambda weights: jnp.zeros(()), log_likelihood, features), np.zeros(d), hessian)
+
+
+def condition(g: jax.Array | np.ndarray, hessian: np.ndarray) -> float:
+    """cond(G H): 1 for the perfect preconditioner."""
+    values = np.linalg.eigvals(np.asarray(g, float) @ hessian).real
+    return float(values.max() / values.min())
+
+
+def covariance_error(draws: np.ndarray, hessian: np.ndarray) -> float:
+    """Mean absolute log eigenvalue of the sample covariance, whitened with the Hessian: 0 for the exact one."""
+    factor = np.linalg.cholesky(hessian).T
+    return float(np.abs(np.log(np.linalg.eigvalsh(factor @ np.cov(draws.T) @ factor.T))).mean())
