@@ -17,7 +17,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # Statistical and full-scale runs that do not fit the ten minutes of the default suite.
 test-slow: $(READY)
@@ -31,6 +31,7 @@ reproduce: $(READY)
 benchmark: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/darcy.py
 
 clean:
 	rm -rf $(VENV) results build dist

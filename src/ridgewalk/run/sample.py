@@ -74,7 +74,7 @@ def sample(
     keys = jax.random.split(key, chains)
     block = block_length(flat.shape[0], batch_size, chains, steps)
     chunk_draws = max(1, min(CHUNK_NUMBERS // (flat.shape[0] * chains), LONGEST_CHUNK // thin, steps // thin))
-    longest = max(chunk_draws * thin, min(steps, LONGEST_CHUNK))
+    longest = max(chunk_draws * thin, LONGEST_CHUNK)  # not of `steps`: longer runs then share the compiled loop
     store = _empty_draws(sampler, estimator, states, chunk_draws, batch_size)
     kept: list[Draws] = []
     with progress_bar(steps, progress) as advance:
