@@ -105,6 +105,14 @@ CASES = {
     ),
     "form": (lambda: rw.hasgld_sa(form="sparse"), ["form", "'sparse'", "low_rank"]),
     "base": (lambda: rw.hasgld_sa(base="identity"), ["base", "'identity'"]),
+    "base without recursion": (
+        lambda: rw.hasgld_sa(form="low_rank", base="scaled_identity"),
+        ["base", "low_rank", "leave base out"],
+    ),
+    "Γ with momentum": (
+        lambda: run(sampler=rw.sghmc(preconditioner=rw.Metric(lambda t: 1 + t**2))),
+        ["preconditioner", "Metric", "Hamiltonian"],
+    ),
     "base without G": (lambda: rw.hasgld_sa(form="limited", base="running"), ["base", "running", "dense"]),
     "c1": (lambda: rw.PowerDecay(c1=0.0), ["c1", "0.0", "positive"]),
     "c2": (lambda: rw.PowerDecay(c2=-1.0), ["c2", "-1.0"]),

@@ -107,6 +107,8 @@ def test_schedule_and_weighted_averages():
     np.testing.assert_allclose(rw.posterior_std(result), np.sqrt(np.diag(covariance)), rtol=1e-10)
     squares = np.einsum("k,ck->", weights, (flat**2).sum(-1)) / 2
     np.testing.assert_allclose(rw.posterior_expectation(result, lambda p: jnp.sum(p**2)), squares, rtol=1e-10)
+    share = rw.posterior_expectation(result, lambda p: p > 0)
+    np.testing.assert_allclose(share, np.einsum("k,ckd->d", weights, flat > 0) / 2, rtol=1e-6)
     constant = run(chains=2)
     np.testing.assert_allclose(rw.posterior_mean(constant), np.asarray(constant.positions).mean((0, 1)), rtol=1e-10)
 

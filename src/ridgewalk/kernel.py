@@ -38,9 +38,9 @@ class Info(NamedTuple):
     """Ũ at the point the step left from, on the step's batch."""
     gradient_norm: Scalar
     noise_norm: Scalar
-    """Length of the step's random part in whitened coordinates."""
+    """Length of the step's noise in whitened coordinates; with momentum, of the whole step."""
     temperature: Scalar
-    """The temperature the step shows; T where the injected noise is all the noise there is."""
+    """The temperature of the positions that the step shows: T + O(ε), more where gradient noise adds to it."""
     damping: Scalar
     rejected: Scalar
 
@@ -122,11 +122,17 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel
         def gradient_at(vector: Vector) -> Vector:
             return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]
 
+        operator = preconditioner.init(flat, gradient_at)
+        if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
+            raise ValueError(
+                f"preconditioner: {type(preconditioner).__name__} depends on the position and needs the correction Γ, "
+                f"which {type(dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles (Dense)"
+            )
         return State(
             step=jnp.zeros((), jnp.int32),
             position=position,
             dynamics=dynamics.init(flat),
-            preconditioner=preconditioner.init(flat, gradient_at),
+            preconditioner=operator,
             estimator=estimator.init(position),
         )
 

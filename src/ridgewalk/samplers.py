@@ -103,7 +103,7 @@ def hasgld_sa(
         memory: M, how many curvature pairs an update uses.
         form: "dense" stores G (the default for up to 2,000 parameters); "low_rank" follows the `rank` largest
             directions of the Hessian (the default above); "limited" keeps `snapshots` windows of pairs;
-            "as_printed" is Algorithm 2 to the letter, which does **not** sample the posterior (see `AsPrinted`).
+            "as_printed" is Algorithm 2 as printed, which does **not** sample the posterior (see `AsPrinted`).
         base: where the BFGS recursion starts. "running": the current G (dense only, and its default).
             "scaled_identity": γ⁻¹ I, as in the paper's text.
         adaptation: ω_k of G_k = (1−ω_k) G_{k−1} + ω_k G̃_k, a `PowerDecay` or any function of k = 1, 2, …
@@ -119,6 +119,8 @@ def hasgld_sa(
         raise ValueError(f"form: {form!r} is unknown; use one of {', '.join(FORMS)}")
     if base not in BASES:
         raise ValueError(f"base: {base!r} is unknown; use one of {', '.join(BASES)}")
+    if base == "scaled_identity" and form == "low_rank":
+        raise ValueError("base: form='low_rank' has no BFGS recursion to start; leave base out, or use form='limited'")
     if base == "running" and form not in ("auto", "dense"):
         raise ValueError(f"base: 'running' needs a stored G, which form={form!r} has not; use form='dense'")
     common: dict[str, Any] = {
@@ -150,7 +152,7 @@ def sghmc(
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
-    """Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), with any preconditioner.
+    """Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), with any preconditioner whose G settles.
 
     The step size is their η: at `friction` 1 it is SGLD with the same step size.
     """
@@ -164,5 +166,5 @@ def sgnht(
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
-    """The stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with any preconditioner."""
+    """The stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with any preconditioner whose G settles."""
     return Sampler(Thermostat(diffusion, temperature, noise), preconditioner or Identity())

@@ -1,4 +1,4 @@
-"""The paper's Algorithm 2 to the letter. It does not sample the posterior; it reproduces the paper's tables."""
+"""The paper's Algorithm 2 as printed, with vectors for operators. It does not sample the posterior."""
 
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ def _unit(vector: Vector) -> Vector:
 class AsPrinted(Dynamics):
     """ξ = (1−ω) ξ + ω G̃ g,  η = (1−ω) η + ω S̃ z,  θ' = θ − ε ξ/|ξ| + √(2 ε T) η/|η|.
 
+    G_{k−1} g_k and S_{k−1} z_k of lines 5 and 6 need an operator that the algorithm does not keep; what it can keep
+    are the vectors of the step before, and these are averaged here.
     **This is not a posterior sampler.** (1) The averages are of vectors made from past gradients and past noise, not
     of operators applied to the present ones: the noise persists for about 1/ω steps, ever longer as ω falls, and
     long chains drift away. (2) An average of factors is not a factor of the average. (3) Scaling both to unit length
@@ -43,6 +45,11 @@ class AsPrinted(Dynamics):
         """Check the settings."""
         check_temperature(self.temperature)
         check_noise(self.noise)
+
+    @property
+    def takes_correction(self) -> bool:
+        """Yes."""
+        return True
 
     def init(self, position: Vector) -> Averages:
         """Filled in the first step."""

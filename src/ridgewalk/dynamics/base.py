@@ -9,7 +9,7 @@ from ridgewalk.types import Scalar, Vector
 
 
 class Move(NamedTuple):
-    """A displacement, and the covector v and noise z with `displacement = G v + S z`."""
+    """A displacement, and the covector v and noise z with `displacement = G v + S z` (both 0 in `AsPrinted`)."""
 
     displacement: Vector
     covector: Vector
@@ -19,10 +19,15 @@ class Move(NamedTuple):
 
 
 class Dynamics(ABC):
-    """A rule of motion; any of them takes any preconditioner."""
+    """A rule of motion; any of them takes any preconditioner, those with momentum any whose G is no function of θ."""
 
     noise: Noise
     temperature: float
+
+    @property
+    @abstractmethod
+    def takes_correction(self) -> bool:
+        """Whether adding ε T Γ to a step makes up for a G(θ); with momentum it does not."""
 
     @abstractmethod
     def init(self, position: Vector) -> Any:

@@ -16,7 +16,8 @@ class Delayed(Dynamics):
     """θ_k = θ_{k−M} − ε G g(θ_{k−M}) + √(2 ε T) S z: M positions take turns.
 
     With a window of M − 1 pairs `(θ_j − θ_{j−M})`, j = k−M+1 … k−1, G uses θ_{k−2M+1} … θ_{k−1} without
-    θ_{k−M}: it does not depend on the point the step leaves from, so that Γ = 0.
+    θ_{k−M}: it is computed without the point the step leaves from, and Γ is left out. That point still acts through the
+    later ones, so a bias remains; it falls with M.
     """
 
     delay: int = 2
@@ -29,6 +30,11 @@ class Delayed(Dynamics):
         check_noise(self.noise)
         if self.delay < 2:
             raise ValueError(f"delay: {self.delay} is below 2; with 1 this is Langevin dynamics")
+
+    @property
+    def takes_correction(self) -> bool:
+        """Yes."""
+        return True
 
     def init(self, position: Vector) -> jax.Array:
         """All M positions start at one point."""

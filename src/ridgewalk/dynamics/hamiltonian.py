@@ -13,11 +13,11 @@ from ridgewalk.types import Scalar, Vector
 
 @settings
 class Hamiltonian(Dynamics):
-    """w' = (1−α) w − √ε Sᵀ g + √(2 (α − β̂) T) z,  θ' = θ + √ε S w'.
+    """w' = (1−α) w − √ε Sᵀ g + √(2 (α T − β̂)) z,  θ' = θ + √ε S w'.
 
-    With v = √ε S w this is eq. 15 of Chen et al. for G = I: step size ε is their η, α their friction and β̂
-    their estimate of the gradient's noise (in units of friction). At α = 1, β̂ = 0 it is Langevin dynamics with
-    the same ε. The momentum w is kept white, N(0, T), so a preconditioner that changes does not disturb it.
+    With v = √ε S w this is eq. 15 of Chen et al. for G = I: step size ε is their η, α their friction and β̂ their
+    estimate of the gradient's noise, ε V / 2 for a whitened gradient of variance V. At α = 1, β̂ = 0 it is Langevin
+    dynamics with the same ε. The momentum w is kept white, so a preconditioner that changes does not disturb it.
     """
 
     friction: float = 0.1
@@ -31,10 +31,16 @@ class Hamiltonian(Dynamics):
         check_noise(self.noise)
         if not 0 < self.friction <= 1:
             raise ValueError(f"friction: {self.friction} is not in (0, 1]; 0.1 is a good start, 1 is Langevin")
-        if not 0 <= self.gradient_noise < self.friction:
+        if self.gradient_noise and not 0 < self.gradient_noise < self.friction * self.temperature:
             raise ValueError(
-                f"gradient_noise: {self.gradient_noise} is not in [0, friction = {self.friction}); 0 assumes none"
+                f"gradient_noise: {self.gradient_noise} is not in [0, friction x temperature = "
+                f"{self.friction * self.temperature:g}); 0 assumes none"
             )
+
+    @property
+    def takes_correction(self) -> bool:
+        """No: Γ would have to act on the momentum."""
+        return False
 
     def init(self, position: Vector) -> Vector:
         """At rest."""
@@ -54,7 +60,7 @@ class Hamiltonian(Dynamics):
         step: Scalar,
     ) -> tuple[Vector, Move]:
         """One step of the momentum, then of the position."""
-        kick = math.sqrt(2 * (self.friction - self.gradient_noise) * self.temperature)
+        kick = math.sqrt(2 * (self.friction * self.temperature - self.gradient_noise))
         push = -jnp.sqrt(step_size) * operator.factor_transpose(gradient)
         momentum = (1 - self.friction) * state + push + kick * noise
         scaled = jnp.sqrt(step_size) * momentum

@@ -25,6 +25,11 @@ class Langevin(Dynamics):
         check_temperature(self.temperature)
         check_noise(self.noise)
 
+    @property
+    def takes_correction(self) -> bool:
+        """Yes."""
+        return True
+
     def init(self, position: Vector) -> tuple[()]:
         """Nothing but the position."""
         return ()

@@ -24,7 +24,7 @@ class Thermostat(Dynamics):
     """w' = (1−ξ) w − √ε Sᵀ g + √(2 a T) z,  θ' = θ + √ε S w',  ξ' = ξ + ε ((1 − ξ/2) |w'|²/d − T).
 
     With v = √ε S w this is the algorithm of Ding et al. for G = I, their η = ε and their a the injected
-    `diffusion`. The friction ξ starts at a and grows until the momentum's variance is T, which absorbs
+    `diffusion`. The friction ξ starts at a and grows until positions have temperature T, which absorbs
     the noise of minibatch gradients when it is the same in all whitened directions. The factor 1 − ξ/2 is ours: in
     this scheme positions have temperature T when the momentum's variance is T / (1 − ξ/2); as printed there,
     without it, variances come out low by ξ/2 (11 % measured at ξ = 0.2).
@@ -40,6 +40,11 @@ class Thermostat(Dynamics):
         check_noise(self.noise)
         if not 0 < self.diffusion <= 1:
             raise ValueError(f"diffusion: {self.diffusion} is not in (0, 1]; 0.1 is a good start")
+
+    @property
+    def takes_correction(self) -> bool:
+        """No: Γ would have to act on the momentum."""
+        return False
 
     def init(self, position: Vector) -> ThermostatState:
         """At rest, with the friction that the injected noise alone needs."""

@@ -21,7 +21,7 @@ class PowerDecay:
     alpha: float = 0.9
 
     def __post_init__(self) -> None:
-        """Check the conditions of the convergence theorem."""
+        """Check that ω is defined and that the weights add up to infinity."""
         if self.c1 <= 0:
             raise ValueError(f"c1: {self.c1} is not positive, so the preconditioner would never move; try 5.0")
         if self.c2 < 0:
@@ -43,4 +43,4 @@ def weight(adaptation: Adaptation, step: Scalar, dtype: jnp.dtype) -> Scalar:
 
 
 DEFAULT_ADAPTATION = PowerDecay()
-"""ω_k = 5 (k + 10)^{−0.9}, as in the paper's regression."""
+"""ω_k = 5 (k + 10)^{−0.9}, which the paper uses for the hyper-parameters of its regression."""

@@ -69,7 +69,7 @@ class Dense(Preconditioner):
     """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8), G̃_k the BFGS updates of G_{k−1} itself by M pairs.
 
     The fixed-point equation of the paper lets the map depend on G; starting the recursion from the running G
-    makes the exact covariance the fixed point on a Gaussian target, where γ⁻¹ I does not.
+    makes the exact H⁻¹ the fixed point on a Gaussian target, where γ⁻¹ I does not.
     An average is taken each time M new pairs have come, not after every pair: each pair then enters one G̃ instead
     of M overlapping ones, which costs less and, measured at equal steps, converges further.
     G̃ exceeds G_{k−1} in no direction by more than the factor `growth`: where a posterior is flat or bends the wrong

@@ -54,7 +54,7 @@ class Window(NamedTuple):
         ss, sy, yy = pair.s @ pair.s, pair.s @ pair.y, pair.y @ pair.y
         good = usable(ss, sy, yy)
         row = self.pushed % self.memory
-        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, floor), self.scale)
+        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, floor, self.scale), self.scale)
         s = self.s.at[row].set(jnp.where(good, pair.s, self.s[row]))
         y = self.y.at[row].set(jnp.where(good, pair.y, self.y[row]))
         lesson = Lesson(powell(scale * ss, sy, self.damping), ~good)
@@ -98,7 +98,7 @@ class Window(NamedTuple):
         return result
 
     def factor(self, noise: Vector) -> Vector:
-        """S̃ z with S̃ S̃ᵀ = G̃ exactly."""
+        """S̃ z with S̃ S̃ᵀ = G̃."""
         eta = noise / jnp.sqrt(self.scale)
         for s, q in self._reflections():
             eta = eta - (q @ eta) * s

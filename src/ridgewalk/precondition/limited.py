@@ -80,8 +80,9 @@ class Limited(Preconditioner):
     """The mean of `snapshots` windows of `memory` pairs each; the base of every window is γ⁻¹ I.
 
     Pairs are collected M at a time. A full window takes the place of the oldest snapshot whenever Σω since the last
-    exchange has come to its share, 1/snapshots: on average G follows the recursion above, while in between it
-    stands still, which is what keeps the chain's stationary law (a G that follows the newest pairs does not).
+    exchange has come to its share, 1/snapshots: G is the mean over the last 1/ω windows or so, as in the recursion
+    above, and in between it stands still, which is what keeps the chain's stationary law (a G that follows the newest
+    pairs does not).
     Damping promises curvatures of at least r γ, and eigenvalues of a window are held below the 1 / (r γ) that follows:
     pairs that contradict each other, on a target that is not Gaussian, can otherwise multiply to anything.
     Memory is 2 M (snapshots + 1) vectors.
@@ -146,7 +147,7 @@ class Limited(Preconditioner):
         pairs = transition.step // self.curvature_every
         row = 2 * ((pairs - 1) % self.memory)
         fresh = jnp.where(good, jnp.stack([s, y]), 0)
-        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, self.curvature_floor), old.scale)
+        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, self.curvature_floor, old.scale), old.scale)
         now = old._replace(window=jax.lax.dynamic_update_slice_in_dim(old.window, fresh, row, 0), scale=scale)
         after = every(self.memory, pairs, lambda: self._consider(now, pairs // self.memory), lambda: now)
         return after, Lesson(powell(scale * ss, sy, self.damping), ~good)
@@ -155,7 +156,7 @@ class Limited(Preconditioner):
         due = now.snapshots.due + weight(self.adaptation, windows, now.identity.dtype)
         share = 1 / self.snapshots
         waiting = now._replace(snapshots=now.snapshots._replace(due=due))
-        return jax.lax.cond(due >= share, lambda: self._exchange(now, due - share), lambda: waiting)
+        return jax.lax.cond(due >= share, lambda: self._exchange(now, jnp.minimum(due - share, share)), lambda: waiting)
 
     def _exchange(self, now: LimitedOperator, due: Scalar) -> LimitedOperator:
         """The window in the place of the oldest snapshot."""

@@ -26,29 +26,36 @@ from ridgewalk.types import Scalar, Vector
 
 
 class LowRankOperator(NamedTuple):
-    """B = μ (I − UᵀU) + Uᵀ Λ U, G = B⁻¹, S = B^{−1/2}, with orthonormal rows U.
+    """S = μ^{−1/2} (I − UᵀU) + Uᵀ Λ^{−1/2} U and G = S S, so that G = B⁻¹ of B = μ (I − UᵀU) + Uᵀ Λ U.
 
-    `probes` are the directions that the next sweep of Hessian products will measure.
+    The rows U are orthonormal up to rounding; their Gram matrix W is kept, and with it G is the square of the S in use
+    to rounding, also where W is not quite I. `probes` are the directions that the next sweep will measure.
     """
 
     bulk: Scalar
     curvatures: jax.Array
     basis: jax.Array
+    gram: jax.Array
     probes: jax.Array
     sweeps: Scalar
 
-    def _along(self, power: float) -> tuple[Scalar, jax.Array]:
-        outside = self.bulk**power
-        return outside, self.curvatures**power - outside
+    def _factor(self) -> tuple[Scalar, jax.Array]:
+        """s and D of S = s I + Uᵀ D U, D diagonal."""
+        outside = self.bulk**-0.5
+        return outside, self.curvatures**-0.5 - outside
+
+    def _square(self) -> jax.Array:
+        """C of S S = s² I + Uᵀ C U: C = 2 s D + D W D."""
+        outside, inside = self._factor()
+        return jnp.diag(2 * outside * inside) + inside[:, None] * self.gram * inside[None, :]
 
     def multiply(self, vector: Vector) -> Vector:
         """G v."""
-        outside, inside = self._along(-1.0)
-        return outside * vector + (inside * (self.basis @ vector)) @ self.basis
+        return vector / self.bulk + (self._square() @ (self.basis @ vector)) @ self.basis
 
     def factor(self, noise: Vector) -> Vector:
         """S z."""
-        outside, inside = self._along(-0.5)
+        outside, inside = self._factor()
         return outside * noise + (inside * (self.basis @ noise)) @ self.basis
 
     def factor_transpose(self, vector: Vector) -> Vector:
@@ -57,20 +64,26 @@ class LowRankOperator(NamedTuple):
 
     def displace(self, covector: Vector, noise: Vector) -> Vector:
         """G v + S z, with one pass to look along U and one to move along it."""
-        g_out, g_in = self._along(-1.0)
-        s_out, s_in = self._along(-0.5)
+        outside, inside = self._factor()
         along = self.basis @ jnp.stack([covector, noise], axis=1)
-        return g_out * covector + s_out * noise + (g_in * along[:, 0] + s_in * along[:, 1]) @ self.basis
+        back = self._square() @ along[:, 0] + inside * along[:, 1]
+        return covector / self.bulk + outside * noise + back @ self.basis
+
+
+def _unit_rows(rows: jax.Array) -> jax.Array:
+    lengths = jnp.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / jnp.where(lengths > 0, lengths, 1)
 
 
 def orthonormal_rows(rows: jax.Array) -> jax.Array:
-    """An orthonormal basis of the span of a few long rows, by two rounds of Cholesky."""
-    for _ in range(2):
-        lengths = jnp.linalg.norm(rows, axis=1, keepdims=True)
-        rows = rows / jnp.where(lengths > 0, lengths, 1)
-        gram = rows @ rows.T
-        ridge = 10 * jnp.finfo(rows.dtype).eps * rows.shape[0]
-        lower = jnp.linalg.cholesky(gram + ridge * jnp.eye(rows.shape[0], dtype=rows.dtype))
+    """An orthonormal basis of the span of a few long rows, by three rounds of Cholesky (far faster than QR here).
+
+    A ridge carries the first round over nearly parallel rows; it would shorten the rows of the last.
+    """
+    eye = jnp.eye(rows.shape[0], dtype=rows.dtype)
+    for ridge in (10 * rows.shape[0] * jnp.finfo(rows.dtype).eps, 0.0, 0.0):
+        rows = _unit_rows(rows)
+        lower = jnp.linalg.cholesky(rows @ rows.T + ridge * eye)
         rows = jax.scipy.linalg.solve_triangular(lower, rows, lower=True)
     return rows
 
@@ -84,12 +97,13 @@ class LowRank(Preconditioner):
     """The `rank` largest directions of the averaged |Hessian|, and one curvature μ for all others.
 
     `rank + spare` orthonormal directions Q are followed. A sweep multiplies all of them by the Hessian H of one
-    minibatch, which keeps T = Q H Qᵀ positive where H is; sweeps come as often as makes one product every
-    `curvature_every` steps. T enters the average T̄ = (1−ω) Q B Qᵀ + ω T, whose eigenpairs are the new U and Λ (in
-    absolute value), and the next directions are Q ← orth((1−ω) Λ U + ω H Q): subspace iteration.
-    μ is the smallest curvature followed, which is about the largest of those left out: an overestimate slows
-    the bulk down, an underestimate would diverge. No sweep lowers a curvature below μ / growth, so that from the first
-    B = λ_max I the large directions are found before the step along them could become too long.
+    minibatch; sweeps come as often as makes one product every `curvature_every` steps. T = |Q H Qᵀ|, its eigenvalues
+    made positive, enters the average T̄ = (1−ω) Q B Qᵀ + ω T, whose eigenpairs are the new U and Λ, and the next
+    directions are Q ← orth((1−ω) Λ U + ω |H| Q): subspace iteration.
+    μ is the smallest curvature followed. Once the sweeps have converged that is about the largest of those left out;
+    with batches smaller than the number of directions it is too low for the first tens of sweeps. No sweep lowers a
+    curvature below μ / growth, so that from the first B = λ_max I the large directions are found before the step along
+    them could become too long, nor below what rounding leaves of the largest.
     """
 
     rank: int = 20
@@ -115,7 +129,7 @@ class LowRank(Preconditioner):
         if dimension < self.rank + self.spare:
             raise ValueError(
                 f"rank: {self.rank} and {self.spare} spare directions do not fit {dimension} parameters; "
-                "use form='dense', or a smaller rank"
+                "use form='dense', or fewer of either"
             )
         return self
 
@@ -128,6 +142,7 @@ class LowRank(Preconditioner):
             bulk=largest,
             curvatures=jnp.full((rows,), largest),
             basis=probes,
+            gram=probes @ probes.T,
             probes=probes,
             sweeps=jnp.zeros((), jnp.int32),
         )
@@ -154,16 +169,26 @@ class LowRank(Preconditioner):
         omega = weight(self.adaptation, sweeps, old.bulk.dtype)
         omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, omega).astype(old.bulk.dtype)
         _, product = jax.linearize(transition.gradient_at, transition.before)
-        images = jax.vmap(product)(old.probes)
-        seen = old.probes @ images.T
+        seen, images = _positive(old.probes, jax.vmap(product)(old.probes))
         overlap = old.probes @ old.basis.T
         outside = old.bulk * jnp.eye(overlap.shape[0], dtype=overlap.dtype)
         remembered = outside + (overlap * (old.curvatures - old.bulk)[None, :]) @ overlap.T
-        values, turn = jnp.linalg.eigh((1 - omega) * remembered + omega * (seen + seen.T) / 2)
-        values = jnp.maximum(jnp.abs(values), old.bulk / self.growth)
+        values, turn = jnp.linalg.eigh((1 - omega) * remembered + omega * seen)
+        rounding = 100 * jnp.finfo(values.dtype).eps * jnp.max(values)
+        values = jnp.maximum(values, jnp.maximum(old.bulk / self.growth, rounding))
         basis = turn.T @ old.probes
-        probes = orthonormal_rows((1 - omega) * values[:, None] * basis + omega * (turn.T @ images))
-        swept = LowRankOperator(jnp.min(values), values, basis, probes, sweeps)
+        # A little of the directions just measured keeps the next ones independent where products vanish.
+        wanted = (1 - omega) * values[:, None] * basis + omega * (turn.T @ images)
+        probes = orthonormal_rows(_unit_rows(wanted) + 1e-4 * jnp.roll(old.probes, 1, axis=0))
+        swept = LowRankOperator(jnp.min(values), values, basis, basis @ basis.T, probes, sweeps)
         good = jnp.all(jnp.isfinite(seen)) & jnp.all(jnp.isfinite(probes))
         kept = jax.tree.map(lambda new, before: jnp.where(good, new, before), swept, old)
         return kept, Lesson(jnp.ones((), old.bulk.dtype), ~good)
+
+
+def _positive(probes: jax.Array, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """|Q H Qᵀ| and |H| Q from H Q: directions of negative curvature are turned round."""
+    seen = probes @ images.T
+    values, turn = jnp.linalg.eigh((seen + seen.T) / 2)
+    signed = turn * jnp.where(values < 0, -1, 1)[None, :]
+    return (turn * jnp.abs(values)[None, :]) @ turn.T, (turn @ signed.T) @ images

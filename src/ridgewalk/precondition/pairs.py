@@ -35,14 +35,20 @@ def powell(sbs: Scalar, sy: Scalar, r: Scalar | float) -> Scalar:
     return jnp.where(low, (1 - r) * sbs / jnp.where(low, sbs - sy, 1), 1)
 
 
-def base_curvature(ss: Scalar, sy: Scalar, yy: Scalar, r: Scalar | float, floor: float) -> Scalar:
-    """γ = max(yᵀy / sᵀy, δ) (paper, below eq. 5, with y for ȳ), the cosine of s and y taken as at least r.
+STEEPEST_FALL = 10.0
+"""By how much γ may fall from one pair to the next."""
 
-    Without that, a pair with s and y almost at right angles makes G vanish, and a chain that stands still in a place
-    of negative curvature, where the paper keeps γ as it was, never moves again.
+
+def base_curvature(ss: Scalar, sy: Scalar, yy: Scalar, r: Scalar | float, floor: float, previous: Scalar) -> Scalar:
+    """γ = max(yᵀy / sᵀy, δ) (paper, below eq. 5, with y for ȳ), kept from extremes.
+
+    The cosine of s and y counts as at least r: a pair almost at right angles would make G vanish, and a chain that
+    stands still in a place of negative curvature, where the paper keeps γ as it was, would never move again. And γ
+    falls by at most a factor 10 a pair: where the gradient is constant y is 0, and G would leap to 1/δ.
     """
     along = jnp.maximum(sy, r * jnp.sqrt(ss * yy))
-    return jnp.maximum(yy * inverse(along), floor)
+    seen = jnp.where(yy > 0, yy * inverse(along), previous)
+    return jnp.maximum(jnp.maximum(seen, previous / STEEPEST_FALL), floor)
 
 
 def inverse(x: Scalar) -> Scalar:
@@ -53,7 +59,7 @@ def inverse(x: Scalar) -> Scalar:
 def check_pairs(memory: int, damping: float, curvature_every: int) -> None:
     """Raise on settings for which no pair could be kept."""
     if memory < 1:
-        raise ValueError(f"memory: {memory} pairs is not at least 1; the paper uses 1 and 2, the default is 4")
+        raise ValueError(f"memory: {memory} pairs is not at least 1; the paper uses 1 and 2")
     if not 0 < damping < 1:
         raise ValueError(f"damping: {damping} is not in (0, 1); 0.2 is Powell's choice")
     if curvature_every < 1:

@@ -50,7 +50,7 @@ class RMSProp(Preconditioner):
     G is computed from the gradient it multiplies, as in the paper, and by default without Γ, also as there.
     Both bias the samples: a diagonal learnt from noisy gradients is for speed, not for exactness. V₀ is the largest
     curvature at the start, which is what squared gradients come to along the steepest direction of a posterior; from
-    V₀ = 0 a chain that starts at a mode would leave it with a first step of size 1/λ.
+    V₀ = 0 a chain that starts at a mode would leave it with G = 1/λ.
     With `curvature_correction`, Γ_i = ∂G_ii/∂θ_i = −G_ii² (1−α) g_i H_ii / √V_i, which costs d Hessian
     products a step: for small models and for measuring what leaving it out does.
     """

@@ -18,8 +18,10 @@ def _weights(result: Result) -> jax.Array:
 
 def _mean(weights: jax.Array, values: PyTree) -> PyTree:
     def average(leaf: jax.Array) -> jax.Array:
-        over_draws = jnp.tensordot(weights.astype(leaf.dtype), jnp.asarray(leaf), axes=(0, 1))
-        return jnp.mean(over_draws, axis=0)
+        values = jnp.asarray(leaf)
+        if not jnp.issubdtype(values.dtype, jnp.inexact):
+            values = values.astype(weights.dtype)  # indicators and counts
+        return jnp.mean(jnp.tensordot(weights.astype(values.dtype), values, axes=(0, 1)), axis=0)
 
     return jax.tree.map(average, values)
 
