@@ -126,7 +126,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel
         if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
             raise ValueError(
                 f"preconditioner: {type(preconditioner).__name__} depends on the position and needs the correction Γ, "
-                f"which {type(dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles (Dense)"
+                f"which {type(dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles"
             )
         return State(
             step=jnp.zeros((), jnp.int32),
