@@ -26,66 +26,68 @@ from ridgewalk.types import Scalar, Vector
 
 
 class LowRankOperator(NamedTuple):
-    """S = μ^{−1/2} (I − UᵀU) + Uᵀ Λ^{−1/2} U and G = S S, so that G = B⁻¹ of B = μ (I − UᵀU) + Uᵀ Λ U.
+    """S = s I + Qᵀ K Q and G = S S, where s = μ^{−1/2} and Q, d numbers in each of a few rows, spans the directions.
 
-    The rows U are orthonormal up to rounding; their Gram matrix W is kept, and with it G is the square of the S in use
-    to rounding, also where W is not quite I. `probes` are the directions that the next sweep will measure.
+    In an orthonormal basis U of that span it is G⁻¹ = B = μ (I − UᵀU) + Uᵀ Λ U. The rows of Q need not be orthonormal:
+    their Gram matrix W = Q Qᵀ is known, and with `G = s² I + Qᵀ (2 s K + K W K) Q` drift and noise agree to rounding.
+    `probes` are the directions of the next sweep, `overlap` is probes Uᵀ, and `curvatures` is Λ.
     """
 
     bulk: Scalar
-    curvatures: jax.Array
-    basis: jax.Array
-    gram: jax.Array
+    core: jax.Array
+    square: jax.Array
+    directions: jax.Array
     probes: jax.Array
+    overlap: jax.Array
+    curvatures: jax.Array
     sweeps: Scalar
-
-    def _factor(self) -> tuple[Scalar, jax.Array]:
-        """s and D of S = s I + Uᵀ D U, D diagonal."""
-        outside = self.bulk**-0.5
-        return outside, self.curvatures**-0.5 - outside
-
-    def _square(self) -> jax.Array:
-        """C of S S = s² I + Uᵀ C U: C = 2 s D + D W D."""
-        outside, inside = self._factor()
-        return jnp.diag(2 * outside * inside) + inside[:, None] * self.gram * inside[None, :]
 
     def multiply(self, vector: Vector) -> Vector:
         """G v."""
-        return vector / self.bulk + (self._square() @ (self.basis @ vector)) @ self.basis
+        return vector / self.bulk + (self.square @ (self.directions @ vector)) @ self.directions
 
     def factor(self, noise: Vector) -> Vector:
         """S z."""
-        outside, inside = self._factor()
-        return outside * noise + (inside * (self.basis @ noise)) @ self.basis
+        return noise / jnp.sqrt(self.bulk) + (self.core @ (self.directions @ noise)) @ self.directions
 
     def factor_transpose(self, vector: Vector) -> Vector:
         """Sᵀ v: S is symmetric."""
         return self.factor(vector)
 
     def displace(self, covector: Vector, noise: Vector) -> Vector:
-        """G v + S z, with one pass to look along U and one to move along it."""
-        outside, inside = self._factor()
-        along = self.basis @ jnp.stack([covector, noise], axis=1)
-        back = self._square() @ along[:, 0] + inside * along[:, 1]
-        return covector / self.bulk + outside * noise + back @ self.basis
+        """G v + S z: two looks along Q, one move along it."""
+        back = self.square @ (self.directions @ covector) + self.core @ (self.directions @ noise)
+        return covector / self.bulk + noise / jnp.sqrt(self.bulk) + back @ self.directions
 
 
-def _unit_rows(rows: jax.Array) -> jax.Array:
-    lengths = jnp.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / jnp.where(lengths > 0, lengths, 1)
+SLICE = 16_384
+"""Columns of a long, flat matrix that fit the cache: products of such take a quarter of the time in slices."""
 
 
-def orthonormal_rows(rows: jax.Array) -> jax.Array:
-    """An orthonormal basis of the span of a few long rows, by three rounds of Cholesky (far faster than QR here).
+def long_products(rows: jax.Array, others: jax.Array) -> jax.Array:
+    """`rows @ others.T` of a few rows of any length."""
+    length = rows.shape[1]
+    slices = length // SLICE
+    if slices == 0:
+        return rows @ others.T
 
-    A ridge carries the first round over nearly parallel rows; it would shorten the rows of the last.
-    """
-    eye = jnp.eye(rows.shape[0], dtype=rows.dtype)
-    for ridge in (10 * rows.shape[0] * jnp.finfo(rows.dtype).eps, 0.0, 0.0):
-        rows = _unit_rows(rows)
-        lower = jnp.linalg.cholesky(rows @ rows.T + ridge * eye)
-        rows = jax.scipy.linalg.solve_triangular(lower, rows, lower=True)
-    return rows
+    def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+        part, other = (jax.lax.dynamic_slice_in_dim(x, i * SLICE, SLICE, 1) for x in (rows, others))
+        return total + part @ other.T, None
+
+    rest = rows[:, slices * SLICE :] @ others[:, slices * SLICE :].T
+    return jax.lax.scan(add, rest, jnp.arange(slices))[0]
+
+
+def whitener(gram: jax.Array) -> jax.Array:
+    """V with V W Vᵀ = I for the Gram matrix W of some rows; nearly parallel ones are set apart as far as W tells."""
+    unit = 1 / jnp.sqrt(jnp.diagonal(gram))
+    scaled = gram * unit[:, None] * unit[None, :]
+    eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
+    lower = jnp.linalg.cholesky(scaled + 10 * gram.shape[0] * jnp.finfo(gram.dtype).eps * eye)
+    white = jax.scipy.linalg.solve_triangular(lower, eye, lower=True)
+    lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(white @ scaled @ white.T), 1e-6))
+    return (white / lengths[:, None]) * unit[None, :]
 
 
 FORGETFUL_SWEEPS = 3
@@ -96,10 +98,11 @@ FORGETFUL_SWEEPS = 3
 class LowRank(Preconditioner):
     """The `rank` largest directions of the averaged |Hessian|, and one curvature μ for all others.
 
-    `rank + spare` orthonormal directions Q are followed. A sweep multiplies all of them by the Hessian H of one
-    minibatch; sweeps come as often as makes one product every `curvature_every` steps. T = |Q H Qᵀ|, its eigenvalues
-    made positive, enters the average T̄ = (1−ω) Q B Qᵀ + ω T, whose eigenpairs are the new U and Λ, and the next
-    directions are Q ← orth((1−ω) Λ U + ω |H| Q): subspace iteration.
+    `rank + spare` directions Q are followed. A sweep multiplies all of them by the Hessian H of one minibatch; sweeps
+    come as often as makes one product every `curvature_every` steps. A product is the difference of two gradients, one
+    posterior standard deviation apart as far as B knows it, and costs one gradient. Written for orthonormal Q,
+    T = |Q H Qᵀ|, its eigenvalues made positive, enters the average T̄ = (1−ω) Q B Qᵀ + ω T, whose eigenpairs are the
+    new U and Λ, and the next directions are Q ← (1−ω) Λ U + ω |H| U: subspace iteration.
     μ is the smallest curvature followed. Once the sweeps have converged that is about the largest of those left out;
     with batches smaller than the number of directions it is too low for the first tens of sweeps. No sweep lowers a
     curvature below μ / growth, so that from the first B = λ_max I the large directions are found before the step along
@@ -135,15 +138,19 @@ class LowRank(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> LowRankOperator:
         """B₀ = λ_max I."""
-        rows = self.rank + self.spare
+        rows, dtype = self.rank + self.spare, position.dtype
         largest = first_scale(self.first_curvature, gradient_at, position)
-        probes = orthonormal_rows(jax.random.normal(jax.random.key(1), (rows, position.shape[0]), position.dtype))
+        probes = jax.random.normal(jax.random.key(1), (rows, position.shape[0]), dtype)
+        probes = whitener(long_products(probes, probes)) @ probes
+        nothing = jnp.zeros((rows, rows), dtype)
         return LowRankOperator(
             bulk=largest,
-            curvatures=jnp.full((rows,), largest),
-            basis=probes,
-            gram=probes @ probes.T,
+            core=nothing,
+            square=nothing,
+            directions=probes,
             probes=probes,
+            overlap=nothing,
+            curvatures=jnp.full((rows,), largest),
             sweeps=jnp.zeros((), jnp.int32),
         )
 
@@ -165,30 +172,49 @@ class LowRank(Preconditioner):
         )
 
     def _sweep(self, old: LowRankOperator, transition: Transition) -> tuple[LowRankOperator, Lesson]:
+        count, dtype = self.rank + self.spare, old.bulk.dtype
         sweeps = old.sweeps + 1
-        omega = weight(self.adaptation, sweeps, old.bulk.dtype)
-        omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, omega).astype(old.bulk.dtype)
-        _, product = jax.linearize(transition.gradient_at, transition.before)
-        seen, images = _positive(old.probes, jax.vmap(product)(old.probes))
-        overlap = old.probes @ old.basis.T
-        outside = old.bulk * jnp.eye(overlap.shape[0], dtype=overlap.dtype)
-        remembered = outside + (overlap * (old.curvatures - old.bulk)[None, :]) @ overlap.T
+        omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, weight(self.adaptation, sweeps, dtype)).astype(dtype)
+        images = self._products(old, transition)
+        gram = long_products(old.probes, old.probes)
+        white = whitener(gram)  # white Q is orthonormal
+
+        remembered = white @ old.overlap
+        remembered = (remembered * (old.curvatures - old.bulk)[None, :]) @ remembered.T
+        remembered = remembered + old.bulk * jnp.eye(count, dtype=dtype)
+        seen = white @ long_products(old.probes, images) @ white.T
+        signed, axes = jnp.linalg.eigh((seen + seen.T) / 2)
+        seen = (axes * jnp.abs(signed)[None, :]) @ axes.T
+        upright = (axes * jnp.where(signed < 0, -1, 1)[None, :]) @ axes.T  # turns H into |H| on the span
+
         values, turn = jnp.linalg.eigh((1 - omega) * remembered + omega * seen)
-        rounding = 100 * jnp.finfo(values.dtype).eps * jnp.max(values)
+        rounding = 100 * jnp.finfo(dtype).eps * jnp.max(values)
         values = jnp.maximum(values, jnp.maximum(old.bulk / self.growth, rounding))
-        basis = turn.T @ old.probes
+        bulk = jnp.min(values)
+        to_basis = turn.T @ white  # U = to_basis Q
+        core = to_basis.T @ ((values**-0.5 - bulk**-0.5)[:, None] * to_basis)
+        square = 2 * core / jnp.sqrt(bulk) + core @ gram @ core
+
         # A little of the directions just measured keeps the next ones independent where products vanish.
-        wanted = (1 - omega) * values[:, None] * basis + omega * (turn.T @ images)
-        probes = orthonormal_rows(_unit_rows(wanted) + 1e-4 * jnp.roll(old.probes, 1, axis=0))
-        swept = LowRankOperator(jnp.min(values), values, basis, basis @ basis.T, probes, sweeps)
-        good = jnp.all(jnp.isfinite(seen)) & jnp.all(jnp.isfinite(probes))
-        kept = jax.tree.map(lambda new, before: jnp.where(good, new, before), swept, old)
-        return kept, Lesson(jnp.ones((), old.bulk.dtype), ~good)
+        of_probes = values[:, None] * ((1 - omega) * to_basis + 1e-4 * jnp.roll(white, 1, axis=0))
+        rows = of_probes @ old.probes + (omega * turn.T @ upright @ white) @ images
+        spread = whitener(long_products(rows, rows))
+        good = jnp.all(jnp.isfinite(square)) & jnp.all(jnp.isfinite(spread))
 
+        def turned() -> LowRankOperator:
+            probes = spread @ rows
+            overlap = long_products(probes, old.probes) @ to_basis.T
+            return LowRankOperator(bulk, core, square, old.probes, probes, overlap, values, sweeps)
 
-def _positive(probes: jax.Array, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """|Q H Qᵀ| and |H| Q from H Q: directions of negative curvature are turned round."""
-    seen = probes @ images.T
-    values, turn = jnp.linalg.eigh((seen + seen.T) / 2)
-    signed = turn * jnp.where(values < 0, -1, 1)[None, :]
-    return (turn * jnp.abs(values)[None, :]) @ turn.T, (turn @ signed.T) @ images
+        return jax.lax.cond(good, turned, lambda: old), Lesson(jnp.ones((), dtype), ~good)
+
+    def _products(self, old: LowRankOperator, transition: Transition) -> jax.Array:
+        """H Q, a row at a time, by differences of gradients on the batch of this step."""
+        remembered = old.bulk + jnp.sum(old.overlap**2 * (old.curvatures - old.bulk)[None, :], axis=1)
+        lengths = 1 / jnp.sqrt(remembered)
+
+        def product(row: tuple[Vector, Scalar]) -> Vector:
+            direction, length = row
+            return (transition.gradient_at(transition.before + length * direction) - transition.gradient) / length
+
+        return jax.lax.map(product, (old.probes, lengths))
