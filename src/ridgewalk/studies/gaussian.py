@@ -20,7 +20,7 @@ STEPS, BURN_IN, SEEDS = 30_000, 500, 30
 
 GRIDS: dict[str, tuple[Sampler, tuple[float, ...]]] = {
     "SGLD": (sgld(), (0.0003, 0.0006, 0.0012, 0.002, 0.0025)),
-    "HASGLD-SA": (hasgld_sa(), (0.02, 0.05, 0.1, 0.15, 0.3)),
+    "HASGLD-SA": (hasgld_sa(), (0.02, 0.05, 0.1, 0.15, 0.2)),
 }
 """Every sampler on its own stable grid: SGLD diverges above 2/λ_max = 0.0028."""
 
