@@ -81,11 +81,19 @@ def no_lesson(like: jax.Array) -> Lesson:
 T = TypeVar("T")
 
 
-def every(interval: int, step: Scalar, act: Callable[[], T], rest: Callable[[], T]) -> T:
-    """`act` in every `interval`-th step, else `rest`; the runner keeps `step` common to all chains, so that a
-    vectorised run really skips the work.
+def when(due: Scalar, act: Callable[[T], T], state: T) -> T:
+    """`act(state)` where `due`, else the state as it is.
+
+    A loop of one round or none, because a branch would copy the state: XLA updates what a loop carries in place.
     """
-    return act() if interval == 1 else jax.lax.cond(step % interval == 0, act, rest)
+    return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, kept: act(kept), state)
+
+
+def every(interval: int, step: Scalar, act: Callable[[T], T], state: T) -> T:
+    """`act(state)` in every `interval`-th step; the runner keeps `step` common to all chains, so that a vectorised run
+    really skips the work.
+    """
+    return act(state) if interval == 1 else when(step % interval == 0, act, state)
 
 
 class Choice(ABC):

@@ -115,8 +115,8 @@ class Dense(Preconditioner):
         return every(
             self.curvature_every,
             transition.step,
-            lambda: self._collect(operator, transition),
-            lambda: (operator, no_lesson(operator.root)),
+            lambda kept: self._collect(kept[0], transition),
+            (operator, no_lesson(operator.root)),
         )
 
     def _collect(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
@@ -128,9 +128,7 @@ class Dense(Preconditioner):
         row = (pairs - 1) % self.memory
         steps = operator.steps.at[row].set(jnp.where(good, a, 0))
         changes = operator.changes.at[row].set(jnp.where(good, b, 0))
-        root = every(
-            self.memory, pairs, lambda: self._average(operator.root, steps, changes, pairs), lambda: operator.root
-        )
+        root = every(self.memory, pairs, lambda kept: self._average(kept, steps, changes, pairs), operator.root)
         return DenseOperator(root, steps, changes), Lesson(powell(aa, ab, self.damping), ~good)
 
     def _average(self, root: jax.Array, steps: jax.Array, changes: jax.Array, pairs: Scalar) -> jax.Array:

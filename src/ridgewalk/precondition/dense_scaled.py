@@ -90,8 +90,8 @@ class DenseScaled(Preconditioner):
         return every(
             self.curvature_every,
             transition.step,
-            lambda: self._average(operator, transition),
-            lambda: (operator, no_lesson(operator.matrix)),
+            lambda kept: self._average(kept[0], transition),
+            (operator, no_lesson(operator.matrix)),
         )
 
     def _average(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, Lesson]:

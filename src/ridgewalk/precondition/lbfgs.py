@@ -161,6 +161,6 @@ class LBFGS(Preconditioner):
         return every(
             self.curvature_every,
             transition.step,
-            lambda: operator.push(observe(transition), self.curvature_floor),
-            lambda: (operator, no_lesson(operator.scale)),
+            lambda kept: kept[0].push(observe(transition), self.curvature_floor),
+            (operator, no_lesson(operator.scale)),
         )

@@ -20,6 +20,7 @@ from ridgewalk.precondition.base import (
     Unravel,
     every,
     no_lesson,
+    when,
 )
 from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
 from ridgewalk.precondition.pairs import base_curvature, check_pairs, observe, powell, usable
@@ -136,8 +137,8 @@ class Limited(Preconditioner):
         return every(
             self.curvature_every,
             transition.step,
-            lambda: self._collect(operator, transition),
-            lambda: (operator, no_lesson(operator.identity)),
+            lambda kept: self._collect(kept[0], transition),
+            (operator, no_lesson(operator.identity)),
         )
 
     def _collect(self, old: LimitedOperator, transition: Transition) -> tuple[LimitedOperator, Lesson]:
@@ -149,14 +150,14 @@ class Limited(Preconditioner):
         fresh = jnp.where(good, jnp.stack([s, y]), 0)
         scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, self.curvature_floor, old.scale), old.scale)
         now = old._replace(window=jax.lax.dynamic_update_slice_in_dim(old.window, fresh, row, 0), scale=scale)
-        after = every(self.memory, pairs, lambda: self._consider(now, pairs // self.memory), lambda: now)
+        after = every(self.memory, pairs, lambda kept: self._consider(kept, pairs // self.memory), now)
         return after, Lesson(powell(scale * ss, sy, self.damping), ~good)
 
     def _consider(self, now: LimitedOperator, windows: Scalar) -> LimitedOperator:
         due = now.snapshots.due + weight(self.adaptation, windows, now.identity.dtype)
         share = 1 / self.snapshots
         waiting = now._replace(snapshots=now.snapshots._replace(due=due))
-        return jax.lax.cond(due >= share, lambda: self._exchange(now, jnp.minimum(due - share, share)), lambda: waiting)
+        return when(due >= share, lambda kept: self._exchange(kept, jnp.minimum(due - share, share)), waiting)
 
     def _exchange(self, now: LimitedOperator, due: Scalar) -> LimitedOperator:
         """The window in the place of the oldest snapshot."""

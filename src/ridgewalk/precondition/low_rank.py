@@ -167,8 +167,8 @@ class LowRank(Preconditioner):
         return every(
             self.curvature_every * (self.rank + self.spare),
             transition.step,
-            lambda: self._sweep(operator, transition),
-            lambda: (operator, no_lesson(operator.bulk)),
+            lambda kept: self._sweep(kept[0], transition),
+            (operator, no_lesson(operator.bulk)),
         )
 
     def _sweep(self, old: LowRankOperator, transition: Transition) -> tuple[LowRankOperator, Lesson]:
