@@ -51,7 +51,7 @@ NAMES = list(samplers(GAUSSIAN))
 BIAS = 0.05
 
 
-def run(sampler, target, start, step_size, *, steps=70_000, batch_size=None, seed=0, thin=20, chains=4):
+def run(sampler, target, start, step_size, *, steps=100_000, batch_size=None, seed=0, thin=20, chains=4):
     result = rw.sample(
         jax.random.key(seed),
         sampler,
