@@ -82,8 +82,17 @@ ESTIMATORS = {
 }
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("name", NAMES)
+EVERY_TIME = {"sgld", "hamcmc", "hasgld_sa", "sghmc dense"}
+"""Samplers that meet the costlier estimators in the default suite; `make test-slow` runs all of them with all."""
+
+COMBINATIONS = [
+    pytest.param(name, estimator, marks=[] if estimator == "minibatch" or name in EVERY_TIME else [pytest.mark.slow])
+    for name in NAMES
+    for estimator in ESTIMATORS
+]
+
+
+@pytest.mark.parametrize(("name", "estimator"), COMBINATIONS)
 def test_linear_regression_with_minibatches(name, estimator):
     sampler, step_size = samplers(REGRESSION)[name]
     target = ESTIMATORS[estimator](REGRESSION)
@@ -180,7 +189,7 @@ def test_drift_correction_of_a_position_dependent_metric():
     assert complaints(wrong, GAUSSIAN.mean, GAUSSIAN.covariance, bias=BIAS) != []
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["sgld", "psgld", "sgrld", "hamcmc", "hasgld_sa", "hasgld_sa limited", "sghmc", "sgnht dense"]
 )

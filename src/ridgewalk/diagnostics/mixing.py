@@ -30,7 +30,11 @@ def effective_sample_size(result: Result) -> np.ndarray:
 
 
 def autocorrelation_time(result: Result) -> np.ndarray:
-    """Draws of one chain per effective draw, for every parameter; each chain by itself, then the mean over chains."""
+    """Draws per effective draw, for every parameter: all draws over the sum of each chain's own effective size.
+
+    (The mean of the chains' own times would be ruled by the few chains whose effective size comes out tiny.)
+    """
     draws = _flat(result)
     chains, count, d = draws.shape
-    return np.array([np.mean([count / _ess(draws[c : c + 1, :, i]) for c in range(chains)]) for i in range(d)])
+    sizes = [[_ess(draws[c : c + 1, :, i]) for c in range(chains)] for i in range(d)]
+    return chains * count / np.sum(sizes, axis=1)
