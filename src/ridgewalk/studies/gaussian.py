@@ -16,7 +16,7 @@ from ridgewalk.samplers import hasgld_sa, sgld
 from ridgewalk.studies.problems import Problem, condition, paper_gaussian
 from ridgewalk.studies.record import print_table, write_metrics
 
-STEPS, BURN_IN, SEEDS = 30_000, 500, 30
+STEPS, BURN_IN, SEEDS = 30_000, 500, 16
 
 GRIDS: dict[str, tuple[Sampler, tuple[float, ...]]] = {
     "SGLD": (sgld(), (0.0003, 0.0006, 0.0012, 0.002, 0.0025)),
