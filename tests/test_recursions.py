@@ -139,11 +139,11 @@ def test_as_printed_follows_algorithm_2():
 def test_as_printed_does_not_sample_the_posterior():
     """Why the docstring warns: its noise persists ever longer as ω falls, and the chain leaves the posterior."""
     for step_size in (0.001, 0.01):
-        result = rw.sample(
-            jax.random.key(0), rw.hasgld_sa(form="as_printed", memory=2), GAUSSIAN.target, jnp.asarray(GAUSSIAN.mean),
-            steps=60_000, step_size=step_size, chains=2, burn_in=20_000, thin=10, progress=False,
-        )  # fmt: skip
-        assert np.asarray(rw.posterior_variance(result)).sum() > 10 * np.trace(GAUSSIAN.covariance)
+        with pytest.raises(rw.DivergenceError, match="all 2 chains diverged"):
+            rw.sample(
+                jax.random.key(0), rw.hasgld_sa(form="as_printed", memory=2), GAUSSIAN.target,
+                jnp.asarray(GAUSSIAN.mean), steps=60_000, step_size=step_size, chains=2, progress=False,
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["dense", "limited", "low_rank"])

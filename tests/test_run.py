@@ -8,8 +8,7 @@ import pytest
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
-from ridgewalk.run import loop
-from ridgewalk.run import sample as sample_module
+from ridgewalk.run import loop, pace
 
 REGRESSION = linear_regression()
 GAUSSIAN = correlated_gaussian()
@@ -50,7 +49,7 @@ def test_burn_in_and_thinning_select_from_the_same_chain(burn_in, thin):
 def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
     whole = run(chains=chains, burn_in=13, thin=3)
     monkeypatch.setattr(loop, "LONGEST_BLOCK", 4)
-    monkeypatch.setattr(sample_module, "LONGEST_CHUNK", 10)
+    monkeypatch.setattr(pace, "LONGEST_CHUNK", 10)
     cut = run(chains=chains, burn_in=13, thin=3)
     np.testing.assert_array_equal(whole.positions, cut.positions)
     np.testing.assert_array_equal(whole.info.potential, cut.info.potential)

@@ -1,5 +1,6 @@
 """Ridgewalk: stochastic-gradient MCMC on posteriors that plain Langevin dynamics cannot mix on."""
 
+from ridgewalk.data import Batches
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.delayed import Delayed
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
@@ -24,6 +25,8 @@ from ridgewalk.run.averages import (
     posterior_std,
     posterior_variance,
 )
+from ridgewalk.run.checkpoint import CheckpointError
+from ridgewalk.run.health import ChainStatus, DivergenceError
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht, sgrld
@@ -34,9 +37,13 @@ __version__ = "0.1.0"
 __all__ = [
     "LBFGS",
     "AsPrinted",
+    "Batches",
+    "ChainStatus",
+    "CheckpointError",
     "Delayed",
     "Dense",
     "Density",
+    "DivergenceError",
     "Hamiltonian",
     "Identity",
     "Info",

@@ -5,13 +5,16 @@ Each is the plain minibatch gradient plus a correction that does not depend on w
 therefore need the plain gradient only.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from ridgewalk.data import Batches, on_host, read_rows, streamed
 from ridgewalk.settings import array, settings
-from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.target import EXAMPLES_AT_ONCE, Density, Posterior, Target
 from ridgewalk.types import PyTree, Scalar
 
 
@@ -121,14 +124,37 @@ def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
     """
     posterior = _posterior(target, "control_variates")
     centre = jax.tree.map(jnp.asarray, centre)
-    return ControlVariates(posterior, centre, jax.jit(Posterior.full_gradient)(posterior, centre))
+    whole = _full_gradient_from_host if on_host(posterior.data) else jax.jit(Posterior.full_gradient)
+    return ControlVariates(posterior, centre, whole(posterior, centre))
+
+
+def _full_gradient_from_host(posterior: Posterior, centre: PyTree) -> PyTree:
+    """∇U(c) over data that stay on the host, a slice at a time."""
+    if isinstance(posterior.data, Batches):
+        raise ValueError(
+            "target: control_variates needs every example once, which Batches does not promise; use arrays"
+        )
+    seen = replace(posterior, data=streamed(posterior.data))
+    gradient = jax.jit(Posterior.prior_gradient)(seen, centre)
+    for start in range(0, posterior.size, EXAMPLES_AT_ONCE):
+        rows = np.arange(start, min(start + EXAMPLES_AT_ONCE, posterior.size))
+        batch = jax.tree.map(lambda leaf, rows=rows: read_rows(leaf, rows), posterior.data)
+        part = jax.jit(Posterior.likelihood_gradient)(seen, centre, batch)
+        gradient = jax.tree.map(jnp.add, gradient, part)
+    return gradient
 
 
 def svrg(target: Posterior, every: int) -> SVRG:
     """Estimate gradients of `target` by SVRG with a full pass every `every` steps, for use in place of `target`."""
     if every < 1:
         raise ValueError(f"every: {every} is not a positive number of steps between passes; use for example N/n")
-    return SVRG(_posterior(target, "svrg"), every)
+    posterior = _posterior(target, "svrg")
+    if on_host(posterior.data):
+        raise ValueError(
+            "target: svrg passes over all data inside the run, so they must be arrays in memory; "
+            "use control_variates, or load the data with np.asarray"
+        )
+    return SVRG(posterior, every)
 
 
 def as_estimator(target: Target | GradientEstimator) -> GradientEstimator:

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator
+from ridgewalk.layout import Layout, layout_of
 from ridgewalk.noise import draw
 from ridgewalk.precondition.base import Choice, Departure, Transition
 from ridgewalk.settings import array, settings
@@ -66,24 +66,28 @@ class Sampler:
     preconditioner: Choice = array()
 
 
-def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel:
+def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: Layout | None = None) -> Kernel:
     """The kernel of a sampler on a target, or on a gradient estimator such as `control_variates(target, …)`.
 
     Step sizes follow the convention of `Langevin`: ε before the gradient, 2ε as the noise's variance.
+    With a `layout`, the position of the states that `advance` takes and gives is the flat vector: a loop that keeps it
+    so saves two copies of all parameters a step.
     """
     estimator = as_estimator(target)
     density = estimator.target
     dynamics = sampler.dynamics
 
     def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
-        flat, unravel = ravel_pytree(state.position)
-        preconditioner = sampler.preconditioner.specialise(flat.shape[0], unravel)
+        form = layout or layout_of(state.position)
+        flat = state.position if layout else form.ravel(state.position)
+        unravel = form.unravel
+        preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         epsilon = jnp.asarray(step_size, flat.dtype)
         step = state.step + 1
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
             value, gradient = jax.value_and_grad(density.potential)(unravel(vector), batch)
-            return value, ravel_pytree(gradient)[0]
+            return value, form.ravel(gradient)
 
         def gradient_at(vector: Vector) -> Vector:
             return evaluate(vector)[1]
@@ -91,7 +95,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel
         origin = dynamics.origin(state.dynamics, flat, step)
         potential, plain = evaluate(origin)
         correction = estimator.correction(state.estimator, batch)
-        gradient = plain if correction is None else plain + ravel_pytree(correction)[0]
+        gradient = plain if correction is None else plain + form.ravel(correction)
 
         operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at))
         moved, move = dynamics.move(state.dynamics, operator, gradient, noise, epsilon, step)
@@ -105,7 +109,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel
         position = unravel(arrival)
         after = State(
             step=step,
-            position=position,
+            position=arrival if layout else position,
             dynamics=dynamics.arrive(moved, arrival, step),
             preconditioner=operator,
             estimator=estimator.refresh(state.estimator, position, step),
@@ -115,12 +119,13 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel
 
     def init(position: PyTree) -> State:
         position = jax.tree.map(jnp.asarray, position)
-        flat, unravel = ravel_pytree(position)
-        preconditioner = sampler.preconditioner.specialise(flat.shape[0], unravel)
+        form = layout_of(position)
+        flat, unravel = form.ravel(position), form.unravel
+        preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         sketch = density.sketch()
 
         def gradient_at(vector: Vector) -> Vector:
-            return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]
+            return form.ravel(jax.grad(density.potential)(unravel(vector), sketch))
 
         operator = preconditioner.init(flat, gradient_at)
         if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
@@ -137,8 +142,8 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel
         )
 
     def draw_noise(key: Key, position: PyTree) -> Vector:
-        flat = jax.eval_shape(lambda p: ravel_pytree(p)[0], position)
-        return draw(key, dynamics.noise, flat.shape[0], flat.dtype)
+        form = layout or layout_of(position)
+        return draw(key, dynamics.noise, form.size, form.dtype)
 
     def step(key: Key, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
         return advance(draw_noise(key, state.position), state, batch, step_size)
@@ -148,5 +153,5 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator) -> Kernel
 
 def preconditioner_matrix(state: State) -> jax.Array:
     """G of a chain as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d."""
-    flat = ravel_pytree(state.position)[0]
-    return jax.lax.map(state.preconditioner.multiply, jnp.eye(flat.shape[0], dtype=flat.dtype))
+    form = layout_of(state.position)
+    return jax.lax.map(state.preconditioner.multiply, jnp.eye(form.size, dtype=form.dtype))

@@ -5,7 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from ridgewalk.data import SKETCH_EXAMPLES, Batches, Streamed
 from ridgewalk.settings import array, settings
 from ridgewalk.types import PyTree, Scalar
 
@@ -18,7 +20,8 @@ class Posterior:
     """p(θ) Π_i p(d_i | θ), of which minibatches can be drawn.
 
     `log_prior(position)` is a scalar; `log_likelihood(position, batch)` gives one value per example of the
-    batch; `data` is a pytree of arrays whose leading axis counts the N examples.
+    batch; `data` is a pytree of arrays whose leading axis counts the N examples. Arrays may also stay on disk
+    (numpy memmap, zarr, h5py), and `Batches` takes any iterable of batches.
     """
 
     log_prior: Callable[[PyTree], Any]
@@ -28,7 +31,9 @@ class Posterior:
     @property
     def size(self) -> int:
         """N, the number of examples."""
-        return int(jnp.shape(jax.tree.leaves(self.data)[0])[0])
+        if isinstance(self.data, Batches | Streamed):
+            return self.data.size
+        return int(np.shape(jax.tree.leaves(self.data)[0])[0])
 
     def potential(self, position: PyTree, batch: PyTree) -> Scalar:
         """Ũ(θ) = −log p(θ) − (N/n) Σ_batch log p(d_i | θ), whose expectation over batches is U(θ)."""
@@ -36,14 +41,18 @@ class Posterior:
         prior = jnp.asarray(self.log_prior(position))
         return -prior - (self.size / values.shape[0]) * jnp.sum(values)
 
+    def likelihood_gradient(self, position: PyTree, batch: PyTree) -> PyTree:
+        """∇ of −Σ_batch log p(d_i | θ), not scaled to the whole data."""
+        return jax.grad(lambda p: -jnp.sum(self.log_likelihood(p, batch)))(position)
+
+    def prior_gradient(self, position: PyTree) -> PyTree:
+        """∇ of −log p(θ)."""
+        return jax.grad(lambda p: -jnp.asarray(self.log_prior(p)))(position)
+
     def full_gradient(self, position: PyTree) -> PyTree:
         """∇U(θ) over all data, a slice of the examples at a time."""
-
-        def likelihood(position: PyTree, batch: PyTree) -> Scalar:
-            return -jnp.sum(self.log_likelihood(position, batch))
-
         slices, rest = divmod(self.size, EXAMPLES_AT_ONCE)
-        gradient = jax.grad(lambda p: -jnp.asarray(self.log_prior(p)))(position)
+        gradient = self.prior_gradient(position)
         if slices:
             whole = jax.tree.map(
                 lambda x: x[: slices * EXAMPLES_AT_ONCE].reshape(slices, EXAMPLES_AT_ONCE, *x.shape[1:]),
@@ -51,17 +60,19 @@ class Posterior:
             )
 
             def add(total: PyTree, batch: PyTree) -> tuple[PyTree, None]:
-                return jax.tree.map(jnp.add, total, jax.grad(likelihood)(position, batch)), None
+                return jax.tree.map(jnp.add, total, self.likelihood_gradient(position, batch)), None
 
             gradient, _ = jax.lax.scan(add, gradient, whole)
         if rest:
             batch = jax.tree.map(lambda x: x[self.size - rest :], self.data)
-            gradient = jax.tree.map(jnp.add, gradient, jax.grad(likelihood)(position, batch))
+            gradient = jax.tree.map(jnp.add, gradient, self.likelihood_gradient(position, batch))
         return gradient
 
     def sketch(self) -> PyTree:
         """At most 1,024 examples spread evenly over the data, for a first look at the curvature."""
-        stride = -(-self.size // EXAMPLES_AT_ONCE)
+        if isinstance(self.data, Streamed):
+            return self.data.examples
+        stride = -(-self.size // SKETCH_EXAMPLES)
         return jax.tree.map(lambda x: x[::stride], self.data)
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ridgewalk.darcy import store
-from ridgewalk.darcy.files import sole_writer
 from ridgewalk.darcy.problems import Problem
 from ridgewalk.darcy.store import Plan
+from ridgewalk.files import sole_writer
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

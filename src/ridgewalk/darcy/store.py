@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import zarr
 
-from ridgewalk.darcy.files import force_to_disk, refuse_existing, write_atomically
 from ridgewalk.darcy.grid import Array, Grid
 from ridgewalk.darcy.problems import Problem, Value
+from ridgewalk.files import force_to_disk, refuse_existing, write_atomically
 
 FORMAT = "ridgewalk-darcy"
 FORMAT_VERSION = 1

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk.run.result import Result
+from ridgewalk.diagnostics.draws import Draws
 
 
 def _ess(values: np.ndarray) -> float:
@@ -18,18 +18,18 @@ def _ess(values: np.ndarray) -> float:
     return float(arviz.ess(values))
 
 
-def _flat(result: Result) -> np.ndarray:
+def _flat(result: Draws) -> np.ndarray:
     """Draws as (chain, draw, d)."""
-    return np.asarray(jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.positions), float)
+    return np.asarray(jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.kept_positions()), float)
 
 
-def effective_sample_size(result: Result) -> np.ndarray:
+def effective_sample_size(result: Draws) -> np.ndarray:
     """The effective sample size of every parameter over all chains, in the order of `ravel_pytree(position)`."""
     draws = _flat(result)
     return np.array([_ess(draws[:, :, i]) for i in range(draws.shape[2])])
 
 
-def autocorrelation_time(result: Result) -> np.ndarray:
+def autocorrelation_time(result: Draws) -> np.ndarray:
     """Draws per effective draw, for every parameter: all draws over the sum of each chain's own effective size.
 
     (The mean of the chains' own times would be ruled by the few chains whose effective size comes out tiny.)

@@ -124,6 +124,32 @@ class Preconditioner(Choice):
         """The operator after a step."""
 
 
+class Settling(Preconditioner):
+    """For preconditioners that learn from steps: G moves ever less, and is no function of the position."""
+
+    @property
+    @abstractmethod
+    def interval(self) -> int:
+        """Steps from one update to the next."""
+
+    @abstractmethod
+    def update(self, operator: Any, transition: Transition) -> tuple[Any, Lesson]:
+        """The operator after a step that it learns from."""
+
+    def prepare(self, operator: Any, departure: Departure) -> Any:
+        """The operator as it is."""
+        return operator
+
+    def correction(self, operator: Any) -> None:
+        """No correction: G does not depend on the position."""
+        return
+
+    def learn(self, operator: Any, transition: Transition) -> tuple[Any, Lesson]:
+        """An update when it is due."""
+        nothing = operator, no_lesson(transition.before)
+        return every(self.interval, transition.step, lambda kept: self.update(kept[0], transition), nothing)
+
+
 class Unchanging(Preconditioner):
     """For preconditioners that neither choose a form, nor look ahead, nor learn from steps."""
 

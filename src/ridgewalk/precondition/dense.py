@@ -10,16 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import (
-    Departure,
-    GradientAt,
-    Lesson,
-    Preconditioner,
-    Transition,
-    Unravel,
-    every,
-    no_lesson,
-)
+from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every
 from ridgewalk.precondition.compact import bfgs_core, mixed_root
 from ridgewalk.precondition.pairs import check_pairs, powell, usable
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
@@ -65,7 +56,7 @@ def check_fits(dimension: int, itemsize: int = 4) -> None:
 
 
 @settings
-class Dense(Preconditioner):
+class Dense(Settling):
     """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8), G̃_k the BFGS updates of G_{k−1} itself by M pairs.
 
     The fixed-point equation of the paper lets the map depend on G; starting the recursion from the running G
@@ -102,24 +93,13 @@ class Dense(Preconditioner):
         empty = jnp.zeros((self.memory, position.shape[0]), position.dtype)
         return DenseOperator(jnp.eye(position.shape[0], dtype=position.dtype) / jnp.sqrt(curvature), empty, empty)
 
-    def prepare(self, operator: DenseOperator, departure: Departure) -> DenseOperator:
-        """G as it is."""
-        return operator
+    @property
+    def interval(self) -> int:
+        """Every `curvature_every`-th step gives a pair."""
+        return self.curvature_every
 
-    def correction(self, operator: DenseOperator) -> None:
-        """None: G moves by ω_k and settles, it is no function of the position."""
-        return
-
-    def learn(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
+    def update(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
         """Collect the pair of this step; with the last of M, average."""
-        return every(
-            self.curvature_every,
-            transition.step,
-            lambda kept: self._collect(kept[0], transition),
-            (operator, no_lesson(operator.root)),
-        )
-
-    def _collect(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, Lesson]:
         a = operator.factor_transpose(transition.covector) + transition.noise
         b = operator.factor_transpose(transition.gradient_at(transition.after) - transition.gradient)
         aa, ab, bb = a @ a, a @ b, b @ b

@@ -6,16 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import (
-    Departure,
-    GradientAt,
-    Lesson,
-    Preconditioner,
-    Transition,
-    Unravel,
-    every,
-    no_lesson,
-)
+from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.dense import check_fits
 from ridgewalk.precondition.fixed import MatrixOperator
 from ridgewalk.precondition.lbfgs import Window, empty_window
@@ -50,7 +41,7 @@ class DenseScaledOperator(NamedTuple):
 
 
 @settings
-class DenseScaled(Preconditioner):
+class DenseScaled(Settling):
     """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8) with G̃_k from γ⁻¹ I and the newest M pairs: O(d³) a step."""
 
     memory: int = 4
@@ -77,24 +68,13 @@ class DenseScaled(Preconditioner):
         window = empty_window(self.memory, curvature, position, self.damping)
         return DenseScaledOperator(eye / curvature, MatrixOperator(eye / jnp.sqrt(curvature)), window)
 
-    def prepare(self, operator: DenseScaledOperator, departure: Departure) -> DenseScaledOperator:
-        """G as it is."""
-        return operator
+    @property
+    def interval(self) -> int:
+        """Every `curvature_every`-th step gives a pair."""
+        return self.curvature_every
 
-    def correction(self, operator: DenseScaledOperator) -> None:
-        """None: G moves by ω_k and settles, it is no function of the position."""
-        return
-
-    def learn(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, Lesson]:
+    def update(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, Lesson]:
         """One step of stochastic approximation."""
-        return every(
-            self.curvature_every,
-            transition.step,
-            lambda kept: self._average(kept[0], transition),
-            (operator, no_lesson(operator.matrix)),
-        )
-
-    def _average(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, Lesson]:
         window, lesson = operator.window.push(observe(transition), self.curvature_floor)
         omega = weight(self.adaptation, transition.step // self.curvature_every, operator.matrix.dtype)
         newest = jax.vmap(window.multiply)(jnp.eye(operator.matrix.shape[0], dtype=operator.matrix.dtype))

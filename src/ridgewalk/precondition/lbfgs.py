@@ -8,16 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.base import (
-    Departure,
-    GradientAt,
-    Lesson,
-    Preconditioner,
-    Transition,
-    Unravel,
-    every,
-    no_lesson,
-)
+from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.pairs import Pair, base_curvature, check_pairs, inverse, observe, powell, usable
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
@@ -122,7 +113,7 @@ def empty_window(memory: int, scale: Scalar, position: Vector, damping: float) -
 
 
 @settings
-class LBFGS(Preconditioner):
+class LBFGS(Settling):
     """G = G̃ of the newest pairs alone, without averaging: what HAMCMC uses.
 
     `first_curvature` is γ before the first pair; None asks for the largest curvature at the start.
@@ -148,19 +139,11 @@ class LBFGS(Preconditioner):
         scale = first_scale(self.first_curvature, gradient_at, position)
         return empty_window(self.memory, scale, position, self.damping)
 
-    def prepare(self, operator: Window, departure: Departure) -> Window:
-        """The window as it is."""
-        return operator
+    @property
+    def interval(self) -> int:
+        """Every `curvature_every`-th step gives a pair."""
+        return self.curvature_every
 
-    def correction(self, operator: Window) -> None:
-        """None: HAMCMC's window does not hold the point the step leaves from."""
-        return
-
-    def learn(self, operator: Window, transition: Transition) -> tuple[Window, Lesson]:
+    def update(self, operator: Window, transition: Transition) -> tuple[Window, Lesson]:
         """Take in the pair of this step."""
-        return every(
-            self.curvature_every,
-            transition.step,
-            lambda kept: kept[0].push(observe(transition), self.curvature_floor),
-            (operator, no_lesson(operator.scale)),
-        )
+        return operator.push(observe(transition), self.curvature_floor)

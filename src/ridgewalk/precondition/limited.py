@@ -11,17 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import (
-    Departure,
-    GradientAt,
-    Lesson,
-    Preconditioner,
-    Transition,
-    Unravel,
-    every,
-    no_lesson,
-    when,
-)
+from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every, when
 from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
 from ridgewalk.precondition.pairs import base_curvature, check_pairs, observe, powell, usable
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
@@ -70,14 +60,13 @@ class LimitedOperator(NamedTuple):
         return self.factor(vector)
 
     def displace(self, covector: Vector, noise: Vector) -> Vector:
-        """G v + S z, with one pass to look along P and one to move along it."""
-        along = self.vectors @ jnp.stack([covector, noise], axis=1)
-        back = self.core @ along[:, 0] + self.root @ along[:, 1]
+        """G v + S z: two looks along P, one move along it (a look at both at once takes longer than two)."""
+        back = self.core @ (self.vectors @ covector) + self.root @ (self.vectors @ noise)
         return self.identity * covector + jnp.sqrt(self.identity) * noise + back @ self.vectors
 
 
 @settings
-class Limited(Preconditioner):
+class Limited(Settling):
     """The mean of `snapshots` windows of `memory` pairs each; the base of every window is γ⁻¹ I.
 
     Pairs are collected M at a time. A full window takes the place of the oldest snapshot whenever Σω since the last
@@ -124,24 +113,13 @@ class Limited(Preconditioner):
         vectors, window = jnp.zeros((rows, d), dtype), jnp.zeros((size, d), dtype)
         return LimitedOperator(vectors, window, curvature, snapshots, 1 / curvature, square, square)
 
-    def prepare(self, operator: LimitedOperator, departure: Departure) -> LimitedOperator:
-        """G as it is."""
-        return operator
+    @property
+    def interval(self) -> int:
+        """Every `curvature_every`-th step gives a pair."""
+        return self.curvature_every
 
-    def correction(self, operator: LimitedOperator) -> None:
-        """None: G changes ever more rarely, it is no function of the position."""
-        return
-
-    def learn(self, operator: LimitedOperator, transition: Transition) -> tuple[LimitedOperator, Lesson]:
+    def update(self, old: LimitedOperator, transition: Transition) -> tuple[LimitedOperator, Lesson]:
         """Collect the pair of this step; with the last of M, exchange a snapshot if one is due."""
-        return every(
-            self.curvature_every,
-            transition.step,
-            lambda kept: self._collect(kept[0], transition),
-            (operator, no_lesson(operator.identity)),
-        )
-
-    def _collect(self, old: LimitedOperator, transition: Transition) -> tuple[LimitedOperator, Lesson]:
         s, y = observe(transition)
         ss, sy, yy = s @ s, s @ y, y @ y
         good = usable(ss, sy, yy)

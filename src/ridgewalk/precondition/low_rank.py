@@ -10,16 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import (
-    Departure,
-    GradientAt,
-    Lesson,
-    Preconditioner,
-    Transition,
-    Unravel,
-    every,
-    no_lesson,
-)
+from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
@@ -95,7 +86,7 @@ FORGETFUL_SWEEPS = 3
 
 
 @settings
-class LowRank(Preconditioner):
+class LowRank(Settling):
     """The `rank` largest directions of the averaged |Hessian|, and one curvature μ for all others.
 
     `rank + spare` directions Q are followed. A sweep multiplies all of them by the Hessian H of one minibatch; sweeps
@@ -154,24 +145,13 @@ class LowRank(Preconditioner):
             sweeps=jnp.zeros((), jnp.int32),
         )
 
-    def prepare(self, operator: LowRankOperator, departure: Departure) -> LowRankOperator:
-        """G as it is."""
-        return operator
+    @property
+    def interval(self) -> int:
+        """A sweep has one product for every `curvature_every` steps."""
+        return self.curvature_every * (self.rank + self.spare)
 
-    def correction(self, operator: LowRankOperator) -> None:
-        """None: G moves by ω_k and settles, it is no function of the position."""
-        return
-
-    def learn(self, operator: LowRankOperator, transition: Transition) -> tuple[LowRankOperator, Lesson]:
-        """A sweep when it is due: one step of stochastic approximation."""
-        return every(
-            self.curvature_every * (self.rank + self.spare),
-            transition.step,
-            lambda kept: self._sweep(kept[0], transition),
-            (operator, no_lesson(operator.bulk)),
-        )
-
-    def _sweep(self, old: LowRankOperator, transition: Transition) -> tuple[LowRankOperator, Lesson]:
+    def update(self, old: LowRankOperator, transition: Transition) -> tuple[LowRankOperator, Lesson]:
+        """A sweep: one step of stochastic approximation."""
         count, dtype = self.rank + self.spare, old.bulk.dtype
         sweeps = old.sweeps + 1
         omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, weight(self.adaptation, sweeps, dtype)).astype(dtype)

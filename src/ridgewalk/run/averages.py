@@ -28,19 +28,29 @@ def _mean(weights: jax.Array, values: PyTree) -> PyTree:
 
 def posterior_expectation(result: Result, function: Callable[[PyTree], PyTree]) -> PyTree:
     """E[function(θ)] over all chains and draws."""
-    values = jax.jit(jax.vmap(jax.vmap(function)))(result.positions)
+    values = jax.jit(jax.vmap(jax.vmap(function)))(result.kept_positions())
     return _mean(_weights(result), values)
 
 
 def posterior_mean(result: Result) -> PyTree:
     """E[θ], in the structure of the position."""
-    return _mean(_weights(result), result.positions)
+    if result.moments is not None:
+        return jax.tree.map(lambda means: jnp.mean(means[result.alive], axis=0), result.moments.mean)
+    return _mean(_weights(result), result.kept_positions())
 
 
 def posterior_variance(result: Result) -> PyTree:
     """Var[θ] of every parameter, in the structure of the position."""
     centre = posterior_mean(result)
-    squares = jax.tree.map(lambda x, m: (jnp.asarray(x) - m[None, None]) ** 2, result.positions, centre)
+    if result.moments is not None:
+        alive, weight = result.alive, result.moments.weight
+
+        def pooled(means: jax.Array, squares: jax.Array, centre: jax.Array) -> jax.Array:
+            within = squares[alive] / weight.astype(squares.dtype)
+            return jnp.mean(within + (means[alive] - centre[None]) ** 2, axis=0)
+
+        return jax.tree.map(pooled, result.moments.mean, result.moments.squares, centre)
+    squares = jax.tree.map(lambda x, m: (x - m[None, None]) ** 2, result.kept_positions(), centre)
     return _mean(_weights(result), squares)
 
 
@@ -51,6 +61,6 @@ def posterior_std(result: Result) -> PyTree:
 
 def posterior_covariance(result: Result) -> jax.Array:
     """Cov[θ] as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d."""
-    flat = jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.positions)
+    flat = jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.kept_positions())
     centred = flat - _mean(_weights(result), flat)[None, None]
     return jnp.einsum("k,cki,ckj->ij", _weights(result).astype(flat.dtype), centred, centred) / flat.shape[0]

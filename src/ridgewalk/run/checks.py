@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk.data import Batches, Streamed, on_host
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler
+from ridgewalk.run.rows import Rows
 from ridgewalk.target import Density, Posterior, Target
 from ridgewalk.types import PyTree
 
@@ -77,12 +79,14 @@ def check_position(position: PyTree, name: str = "position") -> PyTree:
     return jax.tree.map(jnp.asarray, position)
 
 
-def check_data(target: Target, batch_size: int | None) -> None:
-    """Data whose leading axes agree and can fill a batch."""
+def check_data(target: Target, batch_size: int | None, replacement: bool) -> Rows:
+    """Data whose leading axes agree and can fill a batch; which rows of them a step uses."""
     if isinstance(target, Density):
         if batch_size is not None:
             raise ValueError(f"batch_size: {batch_size} was given, but a Density has no data; leave it out")
-        return
+        return Rows("none")
+    if isinstance(target.data, Batches):
+        return _check_batches(target.data, batch_size)
     leaves, _ = jax.tree_util.tree_flatten_with_path(target.data)
     if not leaves:
         raise ValueError("data: it holds no arrays; pass a pytree of arrays, or use ridgewalk.Density")
@@ -95,24 +99,44 @@ def check_data(target: Target, batch_size: int | None) -> None:
         raise ValueError(f"data: leading axes disagree ({listed}); every array needs one row per example")
     if target.size < 1:
         raise ValueError("data: there are 0 examples; use ridgewalk.Density for a target without data")
-    if batch_size is not None:
-        _whole("batch_size", batch_size, 1, "use None for the full data")
-        if batch_size > target.size:
+    if batch_size is None:
+        if on_host(target.data):
             raise ValueError(
-                f"batch_size: {batch_size} is larger than the {target.size} examples; "
-                f"use at most {target.size}, or None for the full data"
+                "batch_size: None would read all data from disk in every step; give a number of examples, or load the "
+                "data into memory with np.asarray"
             )
+        return Rows("whole", target.size, target.size)
+    _whole("batch_size", batch_size, 1, "use None for the full data")
+    if batch_size > target.size:
+        raise ValueError(
+            f"batch_size: {batch_size} is larger than the {target.size} examples; "
+            f"use at most {target.size}, or None for the full data"
+        )
+    return Rows("replacement" if replacement else "epochs", target.size, int(batch_size))
 
 
-def check_functions(target: Target, position: PyTree, batch_size: int | None) -> None:
-    """Functions of the right shape, and a finite density to start from."""
+def _check_batches(batches: Batches, batch_size: int | None) -> Rows:
+    counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batches.first())}
+    if len(counts) != 1 or () in counts:
+        raise ValueError(
+            f"data: the first batch has leading axes {sorted(counts)}; every array needs one row per example"
+        )
+    (count,) = counts.pop()
+    if batch_size not in (None, count):
+        raise ValueError(f"batch_size: {batch_size} was given, but the iterable's batches have {count}; leave it out")
+    return Rows("stream", batches.size, count)
+
+
+def check_functions(target: Target, position: PyTree, rows: Rows) -> float:
+    """Functions of the right shape, and a finite potential to start from, which is returned."""
     if isinstance(target, Density):
         _scalar("log_density", target.log_density, position)
         value = float(jax.jit(Density.potential)(target, position))
     else:
         _scalar("log_prior", target.log_prior, position)
-        count = target.size if batch_size is None else batch_size
-        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), target.data)
+        count = rows.batch_size
+        examples = target.data.examples if isinstance(target.data, Streamed) else target.data
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
         shape = _shape("log_likelihood", target.log_likelihood, position, batch)
         if shape != (count,):
             raise ValueError(
@@ -124,6 +148,23 @@ def check_functions(target: Target, position: PyTree, batch_size: int | None) ->
         raise ValueError(
             f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
         )
+    return value
+
+
+def check_keep(keep: str | None, collect: Any, store: Any) -> None:
+    """What is kept of a draw."""
+    if keep not in (None, "draws", "moments"):
+        raise ValueError(f"keep: {keep!r} is unknown; use 'draws' or 'moments'")
+    if collect is not None and not callable(collect):
+        raise ValueError(f"collect: {collect!r} is not a function of the position")
+    if store is not None and keep == "moments" and collect is None:
+        raise ValueError("store: with keep='moments' there are no draws to stream; leave out one of the two")
+
+
+def check_resume(checkpoint: Any, resume: bool) -> None:
+    """Where a run is resumed from."""
+    if resume and checkpoint is None:
+        raise ValueError("resume: True needs a folder to resume from; pass checkpoint=path")
 
 
 def _scalar(name: str, function: Callable[..., Any], position: PyTree) -> None:

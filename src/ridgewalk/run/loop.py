@@ -1,5 +1,6 @@
 """The compiled loop: many steps of all chains, with the noise of a block of steps drawn at once."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -8,6 +9,10 @@ import jax.numpy as jnp
 
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel
+from ridgewalk.layout import layout_of
+from ridgewalk.run.health import Health, watch
+from ridgewalk.run.recording import Draws, Recording
+from ridgewalk.run.rows import Rows
 from ridgewalk.target import Posterior
 from ridgewalk.types import Key, PyTree, Scalar, Vector
 
@@ -29,13 +34,6 @@ def _stacked(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-class Draws(NamedTuple):
-    """The draws of one chunk: arrays with leading axes (slot, chain)."""
-
-    positions: PyTree
-    info: Info
-
-
 class Span(NamedTuple):
     """Which steps a chunk makes and where their draws go; numbers, so that other spans do not compile again.
 
@@ -46,6 +44,24 @@ class Span(NamedTuple):
     stop: Scalar
     burn_in: Scalar
     thin: Scalar
+
+
+class Carry(NamedTuple):
+    """What a group of chains carries from chunk to chunk."""
+
+    states: State
+    draws: Draws
+    health: Health
+    order: jax.Array | None
+    """The order of the examples in this epoch, (chain, N), where batches are drawn without replacement."""
+
+
+class Chunk(NamedTuple):
+    """What fixes the compiled loop, beside the shapes of the arrays."""
+
+    block: int
+    rows: Rows
+    recording: Recording
 
 
 def block_length(dimension: int, batch_size: int | None, chains: int, steps: int) -> int:
@@ -61,90 +77,92 @@ def init_chains(sampler: Sampler, estimator: GradientEstimator, positions: PyTre
     return jax.vmap(kernel.init, out_axes=CHAINS)(positions)
 
 
-@partial(jax.jit, static_argnames=("block", "batch_size"), donate_argnames=("states", "draws"))
+@partial(jax.jit, static_argnames=("chunk",), donate_argnames=("carry",))
 def run_chunk(
     sampler: Sampler,
     estimator: GradientEstimator,
     keys: Key,
-    states: State,
-    draws: Draws,
+    carry: Carry,
     step_sizes: Vector,
     span: Span,
+    batches: PyTree,
     *,
-    block: int,
-    batch_size: int | None,
-) -> tuple[State, Draws]:
-    """Make the steps of `span`; `step_sizes[i]` is for step `span.start + i`."""
-    kernel = build_kernel(sampler, estimator)
+    chunk: Chunk,
+) -> Carry:
+    """Make the steps of `span`; `step_sizes[i]`, and `batches[i]` of streamed data, are for step `span.start + i`."""
+    layout = layout_of(jax.tree.map(lambda x: x[0], carry.states.position))
+    kernel = build_kernel(sampler, estimator, layout)
     chains = keys.shape[0]
-    advance = Advance(kernel, estimator, chains, batch_size)
+    advance = Advance(kernel, estimator, chains, chunk.rows)
     first = jnp.maximum(span.start - span.burn_in, 0) // span.thin
 
-    def one_step(k: Scalar, carry: tuple[State, Draws], noise: Vector, rows: jax.Array | None) -> tuple[State, Draws]:
-        states, draws = carry
-        states, info = advance(noise, states, rows, step_sizes[k - span.start])
+    def one_step(k: Scalar, carry: Carry, noise: Vector, rows: jax.Array | None) -> Carry:
+        order = carry.order
+        if order is not None:
+            order, rows = chunk.rows.from_order(keys, k, order)
+        batch = jax.tree.map(lambda x: x[k - span.start], batches)
+        epsilon = step_sizes[k - span.start]
+        states, info = advance(noise, carry.states, rows, batch, epsilon)
         slot = jnp.maximum(k - span.burn_in, 0) // span.thin - first
-        made = Draws(states.position, info)
-        return states, jax.tree.map(lambda store, value: store.at[slot].set(value), draws, made)
+        due = (k >= span.burn_in) & ((k - span.burn_in + 1) % span.thin == 0)
+        draws = chunk.recording.write(carry.draws, slot, due, states.position, jax.vmap(layout.unravel), info, epsilon)
+        return Carry(states, draws, watch(carry.health, info, k), order)
 
-    def one_block(carry: tuple[Scalar, tuple[State, Draws]]) -> tuple[Scalar, tuple[State, Draws]]:
-        start, inner = carry
-        noise, rows = _random_block(kernel, estimator, keys, inner[0].position, start, block, batch_size)
+    def one_block(outer: tuple[Scalar, Carry]) -> tuple[Scalar, Carry]:
+        start, carry = outer
+        noise, rows = _random_block(kernel, chunk, keys, start)
 
-        def body(k: Scalar, inner: tuple[State, Draws]) -> tuple[State, Draws]:
+        def body(k: Scalar, carry: Carry) -> Carry:
             now = k - start
-            return one_step(k, inner, noise[now], None if rows is None else rows[now])
+            return one_step(k, carry, noise[now], None if rows is None else rows[now])
 
-        stop = jnp.minimum(start + block, span.stop)
-        return stop, jax.lax.fori_loop(start, stop, body, inner)
+        stop = jnp.minimum(start + chunk.block, span.stop)
+        return stop, jax.lax.fori_loop(start, stop, body, carry)
 
-    _, result = jax.lax.while_loop(lambda carry: carry[0] < span.stop, one_block, (span.start, (states, draws)))
-    return result
+    def relaid(carry: Carry, lay: Callable[[PyTree], PyTree]) -> Carry:
+        return carry._replace(states=carry.states._replace(position=jax.vmap(lay)(carry.states.position)))
+
+    flat = relaid(carry, layout.ravel)
+    made = jax.lax.while_loop(lambda outer: outer[0] < span.stop, one_block, (span.start, flat))[1]
+    return relaid(made, layout.unravel)
 
 
-def _random_block(
-    kernel: Kernel,
-    estimator: GradientEstimator,
-    keys: Key,
-    positions: PyTree,
-    start: Scalar,
-    block: int,
-    batch_size: int | None,
-) -> tuple[jax.Array, jax.Array | None]:
+def _random_block(kernel: Kernel, chunk: Chunk, keys: Key, start: Scalar) -> tuple[jax.Array, jax.Array | None]:
     """Noise (block, chain, d) and batch rows (block, chain, n); those of step k depend on the key and k alone."""
-    one = jax.tree.map(lambda x: x[0], positions)
 
     def numbers(key: Key, k: Scalar) -> tuple[Vector, jax.Array | None]:
         noise_key, batch_key = jax.random.split(jax.random.fold_in(key, k))
-        noise = kernel.draw(noise_key, one)
-        if batch_size is None:
-            return noise, None
-        assert isinstance(estimator.target, Posterior)
-        return noise, jax.random.randint(batch_key, (batch_size,), 0, estimator.target.size)
+        return kernel.draw(noise_key, None), chunk.rows.draw(batch_key)
 
-    steps = start + jnp.arange(block)
+    steps = start + jnp.arange(chunk.block)
     return jax.vmap(lambda k: jax.vmap(lambda key: numbers(key, k))(keys))(steps)
 
 
 class Advance:
-    """One step of all chains on the batches named by their rows."""
+    """One step of all chains on the batches given, or named by their rows."""
 
-    def __init__(self, kernel: Kernel, estimator: GradientEstimator, chains: int, batch_size: int | None) -> None:
+    def __init__(self, kernel: Kernel, estimator: GradientEstimator, chains: int, rows: Rows) -> None:
         self.kernel, self.chains = kernel, chains
         self.data = estimator.target.data if isinstance(estimator.target, Posterior) else None
-        self.whole = batch_size is None
+        self.whole = rows.whole
 
-    def _one(self, noise: Vector, state: State, rows: jax.Array | None, step_size: Scalar) -> tuple[State, Info]:
-        batch = self.data
-        if not self.whole:
+    def _one(
+        self, noise: Vector, state: State, rows: jax.Array | None, batch: PyTree, step_size: Scalar
+    ) -> tuple[State, Info]:
+        if self.whole:
+            batch = self.data
+        elif rows is not None:
             batch = jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), self.data)
         return self.kernel.advance(noise, state, batch, step_size)
 
-    def __call__(self, noise: Vector, states: State, rows: jax.Array | None, step_size: Scalar) -> tuple[State, Info]:
+    def __call__(
+        self, noise: Vector, states: State, rows: jax.Array | None, batch: PyTree, step_size: Scalar
+    ) -> tuple[State, Info]:
         """The states after the step, and what happened."""
         if self.chains > 1:
-            axes = (0, CHAINS, None if self.whole else 0, None)
-            return jax.vmap(self._one, in_axes=axes, out_axes=(CHAINS, 0))(noise, states, rows, step_size)
+            axes = (0, CHAINS, 0, 0, None)
+            return jax.vmap(self._one, in_axes=axes, out_axes=(CHAINS, 0))(noise, states, rows, batch, step_size)
         # A single chain runs without vmap: batched linear algebra of batch one is slower.
-        state, info = self._one(noise[0], take_chain(states, 0), None if rows is None else rows[0], step_size)
+        rows, batch = jax.tree.map(lambda x: x[0], (rows, batch))
+        state, info = self._one(noise[0], take_chain(states, 0), rows, batch, step_size)
         return State(state.step, *_stacked(tuple(state[1:]))), _stacked(info)

@@ -1,27 +1,38 @@
 """`sample`: the whole run, from a key to draws."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk.data import Batches, on_host, streamed
 from ridgewalk.gradients import GradientEstimator, as_estimator
-from ridgewalk.kernel import Info, Sampler, State, build_kernel
+from ridgewalk.kernel import Sampler
 from ridgewalk.run import checks
-from ridgewalk.run.loop import Draws, Span, block_length, init_chains, run_chunk, take_chain
-from ridgewalk.run.progress import progress_bar
+from ridgewalk.run.archive import Archive
+from ridgewalk.run.groups import ChainMethod, Group, Stream, split_chains
+from ridgewalk.run.health import ChainStatus
+from ridgewalk.run.loop import Chunk, block_length
+from ridgewalk.run.pace import LONGEST_CHUNK
+from ridgewalk.run.plan import Every, Plan, parse_every
+from ridgewalk.run.recording import Recording, join_moments
 from ridgewalk.run.result import Result
-from ridgewalk.target import Posterior, Target
+from ridgewalk.run.rows import Rows
+from ridgewalk.run.session import Session
+from ridgewalk.run.stores import ZarrStore
+from ridgewalk.target import Density, Posterior, Target
 from ridgewalk.types import Key, PyTree
 
 CHUNK_NUMBERS = 2**22
 """About how many parameters a chunk's draws hold on the device."""
 
-LONGEST_CHUNK = 10_000
-"""Steps between two looks of the host."""
+EAGER_NUMBERS = 2**12
+"""Draws of so few numbers are written in every step: asking whether one is due would cost more."""
 
 
 def sample(
@@ -37,9 +48,19 @@ def sample(
     burn_in: int = 0,
     thin: int = 1,
     start_per_chain: bool = False,
+    chain_method: ChainMethod = "vectorized",
+    replacement: bool = True,
+    keep: Literal["draws", "moments"] | None = None,
+    collect: Callable[[PyTree], Any] | None = None,
+    store: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    every: Every = "5 min",
+    resume: bool = False,
     progress: bool = True,
 ) -> Result:
     """Run `chains` chains of `steps` steps and keep every `thin`-th position after `burn_in`.
+
+    Ctrl-C and SIGTERM end the run after the current chunk, write a checkpoint and return what there is.
 
     Args:
         key: a JAX random key; the same key gives the same draws.
@@ -49,64 +70,135 @@ def sample(
         steps: steps of each chain, burn-in included.
         step_size: ε, a positive number or a schedule (any optax schedule: a function of the step, from 0); the drift
             is −ε G ∇U and the noise has covariance 2 ε T G.
-        batch_size: examples drawn with replacement for each step; None uses the full data.
-        chains: independent chains, run together.
+        batch_size: examples of each step's batch; None uses the full data (or the batches as `Batches` gives them).
+        chains: independent chains.
         burn_in: first steps that are not kept.
         thin: keep one of so many positions.
         start_per_chain: `position` has a leading axis with one start per chain.
+        chain_method: "vectorized" runs all chains in one loop, "sequential" one after the other, "parallel" one on
+            each device.
+        replacement: draw batches with replacement; False goes through the data in a new random order every epoch.
+        keep: "draws" keeps positions; "moments" only their running mean and variance, for models of millions of
+            weights. None means draws, or moments where `collect` is given.
+        collect: a function of the position whose value is kept for every draw, such as predictions on a grid.
+        store: a folder to stream the draws to (zarr), in place of memory; it can be read while the run goes on.
+        checkpoint: a folder for checkpoints, from which the same call with `resume=True` continues bit for bit.
+        every: steps (500) or time ("10 min") between checkpoints.
+        resume: continue from the newest checkpoint, or begin where there is none.
         progress: show a bar, where there is a terminal.
     """
     checks.check_kinds(sampler, target)
     checks.check_counts(steps, burn_in, thin, chains)
-    epsilons = checks.step_sizes(step_size, steps)
+    plan = Plan(steps, burn_in, thin, chains, checks.step_sizes(step_size, steps))
+    checks.check_keep(keep, collect, store)
+    checks.check_resume(checkpoint, resume)
+    parts = split_chains(chain_method, chains)
     estimator = as_estimator(target)
-    checks.check_data(estimator.target, batch_size)
+    data = estimator.target.data if isinstance(estimator.target, Posterior) else None
+    rows = checks.check_data(estimator.target, batch_size, replacement)
+    if isinstance(data, Batches) and len(parts) > 1:
+        raise ValueError(
+            f"chain_method: {chain_method!r} with Batches would read the iterable once per chain; use 'vectorized'"
+        )
+
     starts = _starts(checks.check_position(position), chains, start_per_chain)
-    first = jax.tree.map(lambda x: x[0], starts)
-    flat, unravel = ravel_pytree(first)
+    flat, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], starts))
     sampler.preconditioner.specialise(flat.shape[0], unravel)
-    for chain in range(chains if start_per_chain else 1):
-        checks.check_functions(estimator.target, jax.tree.map(lambda x, c=chain: x[c], starts), batch_size)
-    if isinstance(estimator.target, Posterior):
-        estimator = jax.tree.map(jnp.asarray, estimator)
+    inside, stream = _inside(estimator)
+    potentials = [
+        checks.check_functions(inside.target, jax.tree.map(lambda x, c=chain: x[c], starts), rows)
+        for chain in range(chains if start_per_chain else 1)
+    ]
+    first_potentials = jnp.broadcast_to(jnp.asarray(potentials, flat.dtype), (chains,))
 
-    states = init_chains(sampler, estimator, starts)
-    keys = jax.random.split(key, chains)
+    keep = keep or ("draws" if collect is None or store is not None else "moments")
+    eager = keep == "draws" and store is None and collect is None and flat.shape[0] * chains <= EAGER_NUMBERS
+    recording = Recording(keep == "draws", keep == "moments" or store is not None, collect, eager)
     block = block_length(flat.shape[0], batch_size, chains, steps)
-    chunk_draws = max(1, min(CHUNK_NUMBERS // (flat.shape[0] * chains), LONGEST_CHUNK // thin, steps // thin))
-    longest = max(chunk_draws * thin, LONGEST_CHUNK)  # not of `steps`: longer runs then share the compiled loop
-    store = _empty_draws(sampler, estimator, states, chunk_draws, batch_size)
-    kept: list[Draws] = []
-    with progress_bar(steps, progress) as advance:
-        for start, stop in _spans(steps, burn_in, chunk_draws * thin, longest):
-            sizes = np.zeros(longest)
-            sizes[: stop - start] = epsilons[start:stop]
-            span = Span(*map(jnp.asarray, (start, stop, burn_in, thin)))
-            states, store = run_chunk(
-                sampler,
-                estimator,
-                keys,
-                states,
-                store,
-                jnp.asarray(sizes, flat.dtype),
-                span,
-                block=block,
-                batch_size=batch_size,
-            )
-            done = (stop - burn_in) // thin - max(start - burn_in, 0) // thin if stop > burn_in else 0
-            if done:
-                kept.append(jax.tree.map(lambda x, n=done: np.array(x[:n]), store))
-            advance(stop - start)
+    chunk = Chunk(block, rows if stream is None else Rows("stream"), recording)
+    slots = max(1, min(CHUNK_NUMBERS // (flat.shape[0] * chains), LONGEST_CHUNK // thin, steps // thin))
+    keys = jax.random.split(key, chains)
+    groups = [
+        Group(
+            sampler,
+            inside,
+            keys[part],
+            jax.tree.map(lambda x, part=part: x[part], starts),
+            first_potentials[part],
+            chunk,
+            rows,
+            stream,
+            slots,
+            device,
+        )
+        for part, device in parts
+    ]
+    settings = {
+        "sampler": sampler,
+        "estimator": estimator,
+        "key": key,
+        "position": position,
+        "chains": chains,
+        "burn_in": burn_in,
+        "thin": thin,
+        "batch_size": batch_size,
+        "start_per_chain": start_per_chain,
+        "chain_method": chain_method,
+        "replacement": replacement,
+        "keep": keep,
+        "collect": collect,
+        "x64": bool(jax.config.read("jax_enable_x64")),
+    }
+    archive = Archive(plan, groups[0].like(), settings, store, checkpoint, parse_every(every), resume)
+    with contextlib.closing(archive):
+        session = Session(plan, groups, archive, slots)
+        session.run(progress)
+        status = session.status(starts)
+        return _result(session, sampler, estimator, batch_size, status)
 
-    draws = jax.tree.map(lambda *parts: jnp.asarray(np.swapaxes(np.concatenate(parts), 0, 1)), *kept)
-    last_steps = np.arange(burn_in + thin - 1, steps, thin)
+
+def _result(
+    session: Session,
+    sampler: Sampler,
+    estimator: GradientEstimator,
+    batch_size: int | None,
+    status: tuple[ChainStatus, ...],
+) -> Result:
+    """The draws and states of a session that has ended."""
+    draws, archive = session.plan.draws_by(session.step), session.archive
+    streamed_to = archive.store_path
+    rooms = archive.draws.lazy() if streamed_to and isinstance(archive.draws, ZarrStore) else None
+    stats = rooms["sample_stats"] if rooms else None
+    if rooms is None:
+        rooms = jax.tree.map(jnp.asarray, archive.draws.read(draws))
+    moments = [group.carry.draws.moments for group in session.groups]
     return Result(
-        draws.positions,
-        tuple(take_chain(states, chain) for chain in range(chains)),
-        draws.info,
-        epsilons[last_steps],
-        sampler,
+        positions=rooms.get("posterior"),
+        final_states=tuple(state for group in session.groups for state in group.chain_states()),
+        info=rooms["sample_stats"] if stats is None else jax.tree.map(lambda x: jnp.asarray(x[:, :draws]), stats),
+        step_sizes=session.plan.draw_step_sizes(draws),
+        sampler=sampler,
+        estimator=estimator,
+        batch_size=batch_size,
+        status=status,
+        steps=session.step,
+        collected=rooms.get("collected"),
+        moments=None if moments[0] is None else join_moments(moments),
+        store=streamed_to,
     )
+
+
+def _inside(estimator: GradientEstimator) -> tuple[GradientEstimator, Stream | None]:
+    """The estimator as compiled code sees it, and the data that stay on the host."""
+    target = estimator.target
+    if isinstance(target, Density):
+        return estimator, None
+    if not on_host(target.data):
+        return jax.tree.map(jnp.asarray, estimator), None
+    outside = streamed(target.data)
+    seen = dataclasses.replace(target, data=outside)
+    inside: Any = dataclasses.replace(estimator, target=seen)  # type: ignore[type-var]
+    return jax.tree.map(jnp.asarray, inside), Stream(target.data, outside.examples)
 
 
 def _starts(position: PyTree, chains: int, per_chain: bool) -> PyTree:
@@ -119,30 +211,3 @@ def _starts(position: PyTree, chains: int, per_chain: bool) -> PyTree:
                 "which start_per_chain=True asks for"
             )
     return position
-
-
-def _spans(steps: int, burn_in: int, drawing: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Pieces of the run: burn-in in long ones, then pieces that end with a whole draw."""
-    start = 0
-    while start < steps:
-        stop = min(start + longest, burn_in) if start < burn_in else min(start + drawing, steps)
-        yield start, stop
-        start = stop
-
-
-def _empty_draws(
-    sampler: Sampler, estimator: GradientEstimator, states: State, slots: int, batch_size: int | None
-) -> Draws:
-    """Room for the draws of a chunk."""
-    chains = jax.tree.leaves(states.position)[0].shape[0]
-    info = jax.eval_shape(lambda: _one_info(sampler, estimator, states, batch_size))
-    positions = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), states.position)
-    return Draws(positions, jax.tree.map(lambda x: jnp.zeros((slots, chains, *x.shape), x.dtype), info))
-
-
-def _one_info(sampler: Sampler, estimator: GradientEstimator, states: State, batch_size: int | None) -> Info:
-    kernel = build_kernel(sampler, estimator)
-    batch = None
-    if isinstance(estimator.target, Posterior):
-        batch = jax.tree.map(lambda x: x[:batch_size], estimator.target.data)
-    return kernel.step(jax.random.key(0), take_chain(states, 0), batch, 1.0)[1]

@@ -22,14 +22,16 @@ def write_atomically(out: Path, content: bytes) -> None:
 
 
 @contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
+def sole_writer(folder: Path, argument: str = "out") -> Iterator[None]:
     """Hold a lock on a folder; the system drops it when the process ends, however it ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(f"out: another run is writing {folder}; wait for it, or choose another name") from error
+            raise ValueError(
+                f"{argument}: another run is writing {folder}; wait for it, or choose another name"
+            ) from error
         yield
     finally:
         os.close(descriptor)

@@ -1,0 +1,48 @@
+"""What a diagnostic asks of a run; `ridgewalk.Result` is one."""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ridgewalk.gradients import GradientEstimator
+from ridgewalk.kernel import Info, Sampler, State
+from ridgewalk.types import PyTree
+
+
+class Draws(Protocol):
+    """The draws of some chains, and how they were made."""
+
+    @property
+    def info(self) -> Info:
+        """What each draw's step showed, (chain, draw)."""
+
+    @property
+    def step_sizes(self) -> np.ndarray:
+        """ε of each draw."""
+
+    @property
+    def final_states(self) -> tuple[State, ...]:
+        """One state per chain."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler that made the draws."""
+
+    @property
+    def estimator(self) -> GradientEstimator:
+        """The target, with its gradient estimator."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples per step, None for all."""
+
+    @property
+    def status(self) -> tuple[Any, ...]:
+        """How each chain ended."""
+
+    @property
+    def alive(self) -> np.ndarray:
+        """Which chains did not diverge."""
+
+    def kept_positions(self) -> PyTree:
+        """Positions (chain, draw, …) of the chains that did not diverge."""

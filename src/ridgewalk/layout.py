@@ -1,0 +1,57 @@
+"""The user's pytree as one flat vector, and back."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ridgewalk.types import PyTree, Vector
+
+LARGE = 2**16
+"""From this many numbers on, pieces are written one after the other: XLA computes a fused concatenation number by
+number, at many times the cost of the copies."""
+
+
+class Layout(NamedTuple):
+    """Where each leaf of a position lies in the flat vector; the order is that of `ravel_pytree`."""
+
+    position: PyTree
+    """Shapes and dtypes."""
+
+    @property
+    def size(self) -> int:
+        """d."""
+        return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(self.position))
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of the flat vector."""
+        return jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(self.position)))
+
+    def ravel(self, tree: PyTree) -> Vector:
+        """The flat vector of a pytree."""
+        leaves = jax.tree.leaves(tree)
+        if len(leaves) == 1 or self.size < LARGE:
+            return ravel_pytree(tree)[0]
+        flat, start = jnp.zeros(self.size, self.dtype), 0
+        for leaf in leaves:
+            flat = jax.lax.dynamic_update_slice(flat, jnp.ravel(leaf).astype(self.dtype), (start,))
+            start += leaf.size
+        return flat
+
+    def unravel(self, vector: Vector) -> PyTree:
+        """The pytree of a flat vector."""
+        leaves, structure = jax.tree.flatten(self.position)
+        stops = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])
+        parts = [
+            vector[stop - int(np.prod(leaf.shape)) : stop].reshape(leaf.shape).astype(leaf.dtype)
+            for leaf, stop in zip(leaves, stops, strict=True)
+        ]
+        return jax.tree.unflatten(structure, parts)
+
+
+def layout_of(position: PyTree) -> Layout:
+    """The layout of a position."""
+    return Layout(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), position))

@@ -1,0 +1,124 @@
+"""Chains that diverge: noticed in the step where it happens, reported with the cause and a hint."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from ridgewalk.gradients import GradientEstimator
+from ridgewalk.kernel import Info, Sampler, build_kernel
+from ridgewalk.precondition.spectrum import POWER_STEPS
+from ridgewalk.types import PyTree, Scalar, Vector
+
+EXPLODING = 1e4
+"""A potential has exploded when it is above the first one by so many times its size and the number of parameters."""
+
+
+class Health(NamedTuple):
+    """For every chain: the first step that went wrong (−1: none), why, and the newest potential."""
+
+    step: Scalar
+    cause: Scalar
+    potential: Scalar
+    limit: Scalar
+
+
+CAUSES = (
+    "healthy",
+    "the potential became NaN",
+    "the potential became infinite",
+    "the potential exploded",
+    "the gradient became NaN or infinite",
+)
+
+
+def healthy(potentials: Scalar, dimension: int, temperature: float) -> Health:
+    """Chains before their first step, at potentials (chain,)."""
+    limit = potentials + EXPLODING * (jnp.abs(potentials) + (1 + temperature) * dimension + 10)
+    nothing = jnp.zeros(potentials.shape, jnp.int32)
+    return Health(nothing - 1, nothing, potentials, limit)
+
+
+def watch(health: Health, info: Info, k: Scalar) -> Health:
+    """With what step k showed."""
+    u = info.potential
+    cause = jnp.where(jnp.isfinite(info.gradient_norm), 0, 4)
+    cause = jnp.where(u > health.limit, 3, cause)
+    cause = jnp.where(jnp.isinf(u), 2, jnp.where(jnp.isnan(u), 1, cause)).astype(jnp.int32)
+    first = (health.step < 0) & (cause > 0)
+    return Health(
+        step=jnp.where(first, k, health.step).astype(jnp.int32),
+        cause=jnp.where(first, cause, health.cause),
+        potential=u.astype(health.potential.dtype),
+        limit=health.limit,
+    )
+
+
+@dataclass(frozen=True)
+class ChainStatus:
+    """How a chain ended: `finished`, `diverged` or `interrupted`, after how many steps, and why."""
+
+    outcome: Literal["finished", "diverged", "interrupted"]
+    steps: int
+    cause: str = ""
+    hint: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the chain's draws can be used."""
+        return self.outcome != "diverged"
+
+    def __str__(self) -> str:
+        """A line for a person."""
+        if self.outcome != "diverged":
+            return f"{self.outcome} after {self.steps:,} steps"
+        return f"diverged in step {self.steps:,}: {self.cause}; {self.hint}"
+
+
+class DivergenceError(RuntimeError):
+    """Every chain diverged; the message says where and what to try."""
+
+
+def stability_limit(
+    sampler: Sampler, estimator: GradientEstimator, position: PyTree, preconditioned: bool = True
+) -> float:
+    """2 / λ_max(G H) at a position, with the preconditioner a chain starts from: about the largest stable step size."""
+
+    def largest(position: PyTree) -> Scalar:
+        flat, unravel = ravel_pytree(position)
+        density = estimator.target
+        sketch = density.sketch()
+        operator = build_kernel(sampler, estimator).init(position).preconditioner
+
+        def gradient_at(vector: Vector) -> Vector:
+            return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]
+
+        def product(direction: Vector, _: None) -> tuple[Vector, Scalar]:
+            # Sᵀ H S is symmetric and has the eigenvalues of G H.
+            image = jax.jvp(gradient_at, (flat,), (operator.factor(direction),))[1]
+            image = operator.factor_transpose(image)
+            length = jnp.linalg.norm(image)
+            return image / jnp.where(length > 0, length, 1), length
+
+        start = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
+        _, lengths = jax.lax.scan(product, start / jnp.linalg.norm(start), None, length=POWER_STEPS)
+        return jnp.max(lengths)
+
+    curvature = float(jax.jit(largest)(position))
+    return 2 / curvature if math.isfinite(curvature) and curvature > 0 else math.nan
+
+
+def hint(step_size: float, limit: float) -> str:
+    """What to try after a divergence."""
+    if not math.isfinite(limit):
+        return f"lower step_size ({step_size:.3g}) by a factor of 10, or start where the density is smoother"
+    advice = f"the curvature seen at the start allows step sizes up to about {limit:.2g}"
+    if step_size > limit / 4:
+        return f"step_size {step_size:.3g} is too large: {advice}; try {limit / 10:.1g}"
+    return (
+        f"step_size {step_size:.3g} is below the limit there ({advice}), so the chain met steeper ground: try "
+        f"{step_size / 10:.1g}, a start nearer the mode, or a prior with lighter tails"
+    )

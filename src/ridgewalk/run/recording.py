@@ -1,0 +1,98 @@
+"""What is kept of a draw, and how it is written inside the compiled loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.kernel import Info
+from ridgewalk.precondition.base import Unravel, when
+from ridgewalk.types import PyTree, Scalar
+
+
+class Moments(NamedTuple):
+    """Running mean and variance of the positions, each draw weighted by its step size; leading axis: chain."""
+
+    weight: Scalar
+    mean: PyTree
+    squares: PyTree
+    """Σ ε (θ − mean)², so that variance = squares / weight."""
+
+    def add(self, position: PyTree, weight: Scalar) -> "Moments":
+        """With one more draw (West 1979)."""
+        total = self.weight + weight
+        before = jax.tree.map(jnp.subtract, position, self.mean)
+        mean = jax.tree.map(lambda m, b: m + (weight / total).astype(b.dtype) * b, self.mean, before)
+        squares = jax.tree.map(
+            lambda s, b, x, m: s + weight.astype(b.dtype) * b * (x - m), self.squares, before, position, mean
+        )
+        return Moments(total, mean, squares)
+
+
+class Draws(NamedTuple):
+    """The draws of one chunk, with leading axes (slot, chain), and the moments of all draws so far."""
+
+    positions: PyTree
+    collected: PyTree
+    info: Info
+    moments: Moments | None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Which of a draw's position, `collect(position)` and running moments are kept.
+
+    `eager` writes in every step, the last step of a draw overwriting the others: cheaper than asking whether a draw is
+    due where a write costs little.
+    """
+
+    positions: bool
+    moments: bool
+    collect: Callable[[PyTree], Any] | None
+    eager: bool
+
+    def empty(self, position: PyTree, info: Info, slots: int) -> Draws:
+        """Room for the draws of a chunk; `position` and `info` have a leading axis with the chains."""
+
+        def room(tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), tree)
+
+        collected = None
+        if self.collect is not None:
+            collected = room(jax.eval_shape(jax.vmap(self.collect), position))
+        moments = None
+        if self.moments:
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), position)
+            weight = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
+            moments = Moments(weight, zeros, jax.tree.map(jnp.copy, zeros))
+        return Draws(room(position) if self.positions else None, collected, room(info), moments)
+
+    def write(
+        self, draws: Draws, slot: Scalar, due: Scalar, flat: jax.Array, unravel: Unravel, info: Info, weight: Scalar
+    ) -> Draws:
+        """The draws with this one, flat vectors (chain, d), in its slot, if it is due."""
+
+        def put(store: jax.Array, value: jax.Array) -> jax.Array:
+            return store.at[slot].set(value)
+
+        def act(draws: Draws) -> Draws:
+            position = unravel(flat)
+            positions = jax.tree.map(put, draws.positions, position) if self.positions else None
+            collected = None
+            if self.collect is not None:
+                collected = jax.tree.map(put, draws.collected, jax.vmap(self.collect)(position))
+            moments = None if draws.moments is None else draws.moments.add(position, weight)
+            return Draws(positions, collected, jax.tree.map(put, draws.info, info), moments)
+
+        return act(draws) if self.eager else when(due, act, draws)
+
+
+def join_moments(parts: list[Moments | None]) -> Moments:
+    """The moments of groups of chains, in one with all chains."""
+    present = [part for part in parts if part is not None]
+    mean, squares = (
+        jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[part[i] for part in present]) for i in (1, 2)
+    )
+    return Moments(present[0].weight, mean, squares)

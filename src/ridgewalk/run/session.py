@@ -1,0 +1,124 @@
+"""A run in progress: chunks on the device, what they made to the archive, and a stop in good order."""
+
+import contextlib
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk.run.archive import Archive
+from ridgewalk.run.groups import Group
+from ridgewalk.run.health import CAUSES, ChainStatus, DivergenceError, hint, stability_limit
+from ridgewalk.run.loop import Span
+from ridgewalk.run.pace import LONGEST_CHUNK, Pace
+from ridgewalk.run.plan import Plan
+from ridgewalk.run.progress import progress_bar
+from ridgewalk.run.stopping import stop_request
+from ridgewalk.types import PyTree
+
+
+class Session:
+    """All chains of one call of `sample`, and the step they have come to."""
+
+    def __init__(self, plan: Plan, groups: list[Group], archive: Archive, slots: int) -> None:
+        self.plan, self.groups, self.archive, self.slots = plan, groups, archive, slots
+        self.step = archive.start
+        if archive.found is not None:
+            self._restore(archive.found.arrays)
+
+    def _saved(self) -> PyTree:
+        return [group.saved() for group in self.groups]
+
+    def _restore(self, arrays: list[np.ndarray]) -> None:
+        like, structure = jax.tree.flatten(self._saved())
+        shapes = [(leaf.shape, leaf.dtype) for leaf in like]
+        if shapes != [(array.shape, array.dtype) for array in arrays]:
+            raise ValueError("resume: the checkpoint's arrays do not fit this sampler; use another checkpoint folder")
+        for group, saved in zip(self.groups, jax.tree.unflatten(structure, arrays), strict=True):
+            group.restore(saved)
+
+    def run(self, progress: bool) -> str:
+        """Make the steps that are left; returns the signal that ended the run early, if one did."""
+        with contextlib.ExitStack() as stack:
+            request = stack.enter_context(stop_request())
+            report = stack.enter_context(progress_bar(self.plan.steps, self.step, progress))
+            pace = Pace()
+            stop = self._stop(self.step, pace)
+            for group in self.groups:
+                stack.callback(group.close)
+                group.begin(self.step, stop)
+            while self.step < self.plan.steps and not request.signal:
+                start, after = self.step, self._stop(stop, pace)
+                self._advance(start, stop, after)
+                pace.made(stop - start)
+                self.step, stop = stop, after
+                alive = self.bad_steps < 0
+                report(self.step, np.concatenate([np.asarray(g.carry.health.potential) for g in self.groups]), alive)
+                if not alive.any():
+                    break
+                if self.archive.due(self.step):
+                    self.archive.save(self.step, self._saved())
+            if self.step and (self.bad_steps < 0).any():
+                self.archive.save(self.step, self._saved())
+            self.archive.finish()
+        return request.signal
+
+    def _stop(self, start: int, pace: Pace) -> int:
+        most = min((group.feed.capacity for group in self.groups if group.feed is not None), default=LONGEST_CHUNK)
+        return self.plan.stop(start, min(pace.length, most), self.slots, self.archive.steps_between)
+
+    def _advance(self, start: int, stop: int, after: int) -> None:
+        """Make the steps from `start` to `stop` and keep their draws; the data up to `after` are read meanwhile."""
+        sizes = np.zeros(LONGEST_CHUNK)
+        sizes[: stop - start] = self.plan.step_sizes[start:stop]
+        span = Span(*map(jnp.asarray, (start, stop, self.plan.burn_in, self.plan.thin)))
+        for group in self.groups:
+            if group.alive:
+                group.advance(span, sizes, after - stop)
+        first, last = self.plan.draws_by(start), self.plan.draws_by(stop)
+        if last > first:
+            parts = [group.draws(last - first) for group in self.groups]
+            draws = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+            self.archive.take(first, self._blank(draws, first, last))
+        else:
+            jax.block_until_ready([group.carry.health for group in self.groups])
+
+    def _blank(self, draws: dict[str, PyTree], first: int, last: int) -> dict[str, PyTree]:
+        """NaN for the draws of a chain from the step on in which it diverged."""
+        bad = self.bad_steps
+        if (bad < 0).all():
+            return draws
+        steps = self.plan.burn_in + self.plan.thin * np.arange(first + 1, last + 1) - 1
+        lost = (bad[:, None] >= 0) & (steps[None, :] >= bad[:, None] - 1)
+
+        def blank(leaf: np.ndarray) -> np.ndarray:
+            if np.issubdtype(leaf.dtype, np.floating):
+                leaf[lost] = np.nan
+            return leaf
+
+        return jax.tree.map(blank, draws)
+
+    @property
+    def bad_steps(self) -> np.ndarray:
+        """The step in which each chain diverged, −1 for those that did not."""
+        return np.concatenate([np.asarray(group.carry.health.step) for group in self.groups])
+
+    def status(self, starts: PyTree) -> tuple[ChainStatus, ...]:
+        """How every chain ended; an error where none is left."""
+        causes = np.concatenate([np.asarray(group.carry.health.cause) for group in self.groups])
+        ended: Literal["finished", "interrupted"] = "finished" if self.step == self.plan.steps else "interrupted"
+        result = []
+        for chain, (bad, cause) in enumerate(zip(self.bad_steps, causes, strict=True)):
+            if bad < 0:
+                result.append(ChainStatus(ended, self.step))
+                continue
+            group = self.groups[0]
+            start = jax.tree.map(lambda x, c=chain: x[c], starts)
+            limit = stability_limit(group.sampler, group.estimator, start)
+            advice = hint(float(self.plan.step_sizes[bad]), limit)
+            result.append(ChainStatus("diverged", int(bad), CAUSES[int(cause)], advice))
+        if not any(status.alive for status in result):
+            lines = "\n  ".join(f"chain {i}: {status}" for i, status in enumerate(result))
+            raise DivergenceError(f"all {len(result)} chains diverged\n  {lines}")
+        return tuple(result)

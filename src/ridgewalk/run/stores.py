@@ -1,0 +1,184 @@
+"""Where draws go: into memory, or into a zarr group that can be read, also by xarray, while the run goes on.
+
+A group on disk has the final shape from the start, NaN where a draw is still to come, and ArviZ's group names:
+`posterior` (positions), `collected` and `sample_stats`, each leaf an array (chain, draw, …).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import zarr
+
+from ridgewalk.files import force_to_disk
+from ridgewalk.types import PyTree
+
+FORMAT = "ridgewalk-draws"
+FORMAT_VERSION = 1
+CHUNK_BYTES = 2**22
+"""About what one compressed piece of an array holds."""
+
+MOST_DRAWS = 2**14
+
+
+class Store(Protocol):
+    """Takes draws in order and gives them back."""
+
+    def write(self, first: int, draws: PyTree) -> None:
+        """Draws from number `first` on; leaves have leading axes (chain, draw)."""
+
+    def flush(self) -> None:
+        """Force what was written to where it stays."""
+
+    def read(self, draws: int) -> PyTree:
+        """The first draws."""
+
+
+class MemoryStore:
+    """Draws in memory."""
+
+    def __init__(self, like: PyTree, chains: int, draws: int) -> None:
+        self._arrays = jax.tree.map(lambda x: np.empty((chains, draws, *x.shape), x.dtype), like)
+
+    def write(self, first: int, draws: PyTree) -> None:
+        """Copy the draws in."""
+
+        def put(room: np.ndarray, values: np.ndarray) -> None:
+            room[:, first : first + values.shape[1]] = values
+
+        jax.tree.map(put, self._arrays, draws)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def read(self, draws: int) -> PyTree:
+        """The first draws, without a copy."""
+        return jax.tree.map(lambda x: x[:, :draws], self._arrays)
+
+
+def leaf_names(tree: PyTree) -> list[str]:
+    """A name for every leaf: its path, or `position` for a bare array."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    names = [name.replace("/", "_").strip(".") or "position" for name in names]
+    return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+
+
+class Column:
+    """One array on disk, written in whole pieces; the unfinished piece waits in memory."""
+
+    def __init__(self, array: Any, folder: Path) -> None:
+        self.array, self.folder = array, folder
+        self.piece = array.chunks[1]
+        self.room = np.empty((array.shape[0], self.piece, *array.shape[2:]), array.dtype)
+        self.start = self.stop = 0
+        self.unsynced: set[int] = set()
+
+    def restart(self, draw: int) -> None:
+        """Go on from a draw that was written before."""
+        self.start, self.stop = draw - draw % self.piece, draw
+        self.room[:, : self.stop - self.start] = self.array[:, self.start : self.stop]
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Take draws in; write pieces as they fill up."""
+        assert first == self.stop, "draws come in order"
+        while values.shape[1]:
+            at = self.stop - self.start
+            part = values[:, : self.piece - at]
+            self.room[:, at : at + part.shape[1]] = part
+            self.stop += part.shape[1]
+            values = values[:, part.shape[1] :]
+            if self.stop - self.start == self.piece:
+                self.write_piece()
+                self.start = self.stop
+
+    def write_piece(self) -> None:
+        """Write the piece as far as it goes; zarr renames it into place."""
+        if self.stop > self.start:
+            self.array[:, self.start : self.stop] = self.room[:, : self.stop - self.start]
+            self.unsynced.add(self.start // self.piece)
+
+    def unsynced_files(self) -> Iterator[Path]:
+        """Files and folders of pieces written since the last call."""
+        for chain in range(self.array.shape[0]):
+            for piece in self.unsynced:
+                folder = self.folder / "c" / str(chain) / str(piece)
+                if folder.is_dir():
+                    yield from (*folder.rglob("*"), folder, folder.parent)
+                elif folder.exists():  # a scalar's piece is a file; zarr leaves out pieces of nothing but fill values
+                    yield from (folder, folder.parent)
+        self.unsynced.clear()
+
+
+class ZarrStore:
+    """Draws on disk."""
+
+    def __init__(self, path: Path, like: PyTree) -> None:
+        self.path, self.like = path, like
+        group: Any = zarr.open_group(path, mode="r+")
+        self.columns = [
+            Column(group[f"{room}/{name}"], path / room / name)
+            for room, tree in like.items()
+            for name in leaf_names(tree)
+        ]
+
+    @classmethod
+    def create(cls, path: Path, like: PyTree, chains: int, draws: int, attributes: dict[str, Any]) -> "ZarrStore":
+        """Lay the arrays out under a temporary name, so that a half-made layout is never opened."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        about = {"format": FORMAT, "format_version": FORMAT_VERSION, **attributes}
+        group = zarr.create_group(store=fresh, zarr_format=3, attributes=about, overwrite=True)
+        for room, tree in like.items():
+            inner = group.create_group(room)
+            for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True):
+                bytes_per_draw = int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+                piece = int(np.clip(CHUNK_BYTES // max(bytes_per_draw, 1), 1, min(MOST_DRAWS, draws)))
+                inner.create_array(
+                    name,
+                    shape=(chains, draws, *leaf.shape),
+                    chunks=(1, piece, *leaf.shape),
+                    dtype=leaf.dtype,
+                    fill_value=np.nan if np.issubdtype(leaf.dtype, np.floating) else 0,
+                    dimension_names=("chain", "draw", *(f"{name}_dim_{i}" for i in range(len(leaf.shape)))),
+                )
+        force_to_disk(fresh.rglob("*"))
+        os.rename(fresh, path)
+        force_to_disk([path.parent])
+        return cls(path, like)
+
+    def grow(self, draws: int) -> None:
+        """Make room for more draws, where a run is continued for longer than it was begun."""
+        for column in self.columns:
+            if column.array.shape[1] < draws:
+                column.array.resize((column.array.shape[0], draws, *column.array.shape[2:]))
+
+    def restart(self, draw: int) -> None:
+        """Go on from a draw that was written before; later ones will be written again."""
+        for column in self.columns:
+            column.restart(draw)
+
+    def write(self, first: int, draws: PyTree) -> None:
+        """Write the draws, whole pieces at a time."""
+        leaves = [leaf for room in self.like for leaf in jax.tree.leaves(draws[room])]
+        for column, values in zip(self.columns, leaves, strict=True):
+            column.write(first, values)
+
+    def flush(self) -> None:
+        """Write also what does not fill a piece, and force everything to the disk."""
+        for column in self.columns:
+            column.write_piece()
+        force_to_disk(file for column in self.columns for file in column.unsynced_files())
+
+    def read(self, draws: int) -> PyTree:
+        """The first draws, loaded into memory."""
+        leaves = iter([np.asarray(column.array[:, :draws]) for column in self.columns])
+        return jax.tree.map(lambda _: next(leaves), self.like)
+
+    def lazy(self) -> PyTree:
+        """The arrays on disk, in the structure of the draws."""
+        leaves = iter([column.array for column in self.columns])
+        return jax.tree.map(lambda _: next(leaves), self.like)
