@@ -3,12 +3,12 @@
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import zarr
 
 from ridgewalk.files import sole_writer
 from ridgewalk.run import checkpoint
@@ -16,8 +16,10 @@ from ridgewalk.run.background import Background
 from ridgewalk.run.checkpoint import Checkpoint, CheckpointError
 from ridgewalk.run.fingerprint import describe, differences
 from ridgewalk.run.plan import Plan
-from ridgewalk.run.stores import FORMAT, MemoryStore, ZarrStore
+from ridgewalk.run.stores import MemoryStore, ZarrStore, settings_of
 from ridgewalk.types import PyTree
+
+T = TypeVar("T")
 
 DRAWS = "draws.zarr"
 """Where a checkpointed run that keeps its draws in memory also has them on disk."""
@@ -101,22 +103,21 @@ class Archive:
         else:
             if self.found is not None:
                 raise CheckpointError(f"store: {path} is gone, but the checkpoint counts draws in it; put it back")
-            store = ZarrStore.create(path, like, self.plan.chains, self.plan.draws, {"settings": self.described(0)})
+            about = {"settings": self.described(0)}
+            store = self._guarded(ZarrStore.create, path, like, self.plan.chains, self.plan.draws, about)
         store.restart(self.plan.draws_by(0 if self.found is None else self.found.step))
         return store
 
     def _check_store(self, path: Path, resume: bool) -> None:
         if not resume:
             raise ValueError(f"store: {path} exists; choose another name, or resume the run that wrote it")
-        try:
-            about: dict[str, Any] = dict(zarr.open_group(path, mode="r").attrs)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"store: {path} is not a store of draws ({error}); choose another name") from error
-        changed = differences(about.get("settings"), self.described(0))
-        if about.get("format") != FORMAT or changed:
-            raise ValueError(
-                f"store: {path} was written by another run; choose another name\n  " + "\n  ".join(changed)
-            )
+        written_with = settings_of(path)
+        if written_with is None:
+            raise ValueError(f"store: {path} is not a store of draws; choose another name")
+        changed = differences(written_with, self.described(0))
+        if changed:
+            listed = "\n  ".join(changed)
+            raise ValueError(f"store: {path} was written by another run; choose another name\n  {listed}")
 
     @property
     def start(self) -> int:
@@ -147,9 +148,9 @@ class Archive:
         self._disk.submit(self._guarded, self.draws.flush)
         self._disk.submit(checkpoint.write, self.folder, Checkpoint(step, leaves, self.described(step)))
 
-    def _guarded(self, call: Any, *arguments: Any) -> None:
+    def _guarded(self, call: Callable[..., T], *arguments: Any) -> T:
         try:
-            call(*arguments)
+            return call(*arguments)
         except OSError as error:
             place = self.store_path or self.folder
             again = "" if self.folder is None else ", then make the same call with resume=True"

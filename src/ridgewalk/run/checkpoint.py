@@ -102,7 +102,7 @@ def read(path: Path) -> Checkpoint:
         header = json.loads(content[8 : 8 + size])["__metadata__"]
         if header["format"] != FORMAT:
             raise CheckpointError(f"its format is {header['format']!r}")
-        version = int(header["format_version"])
+        version, sha256 = int(header["format_version"]), header["sha256"]
         tensors = load(content)
         about = json.loads(header["about"])
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -112,7 +112,7 @@ def read(path: Path) -> Checkpoint:
             f"checkpoint: {path} has format version {version}, this ridgewalk reads up to {FORMAT_VERSION}; "
             "upgrade ridgewalk, or choose another checkpoint folder"
         )
-    if _digest(tensors, header["about"]) != header["sha256"]:
+    if _digest(tensors, header["about"]) != sha256:
         raise CheckpointError(f"{path}: its checksum does not match, so it is damaged")
     arrays = [
         tensors[f"{i:04d}"].view(ml_dtypes.bfloat16) if dtype == "bfloat16" else tensors[f"{i:04d}"]

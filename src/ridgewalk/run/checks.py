@@ -42,11 +42,13 @@ def step_sizes(step_size: Any, steps: int) -> np.ndarray:
     if callable(step_size):
         values = _evaluate(step_size, steps)
     elif isinstance(step_size, int | float | np.number | np.ndarray | jax.Array) and np.ndim(step_size) == 0:
-        values = np.full(steps, float(step_size))
+        values = np.broadcast_to(float(step_size), (steps,))  # a view: a run may have 10⁹ steps
     else:
         raise ValueError(f"step_size: {step_size!r} is neither a number nor a schedule (a function of the step)")
-    if not np.all(np.isfinite(values) & (values > 0)):
-        worst = int(np.argmax(~(np.isfinite(values) & (values > 0))))
+    looked_at = values if callable(step_size) else values[:1]
+    good = np.isfinite(looked_at) & (looked_at > 0)
+    if not np.all(good):
+        worst = int(np.argmin(good))
         where = f" at step {worst}" if callable(step_size) else ""
         raise ValueError(
             f"step_size: {values[worst]:g}{where} is not a positive finite number; for SGLD try 1/λ_max/10"

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-import zarr
 
 from ridgewalk.files import force_to_disk
 from ridgewalk.types import PyTree
@@ -67,6 +66,17 @@ def leaf_names(tree: PyTree) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
 
 
+def settings_of(path: Path) -> Any:
+    """The settings of the run that wrote a store, or None where the folder is something else."""
+    import zarr  # noqa: PLC0415
+
+    try:
+        about = dict(zarr.open_group(path, mode="r").attrs)
+    except (OSError, ValueError):
+        return None
+    return about.get("settings") if about.get("format") == FORMAT else None
+
+
 class Column:
     """One array on disk, written in whole pieces; the unfinished piece waits in memory."""
 
@@ -117,6 +127,8 @@ class ZarrStore:
     """Draws on disk."""
 
     def __init__(self, path: Path, like: PyTree) -> None:
+        import zarr  # noqa: PLC0415  (slow to import, and only needed for draws on disk)
+
         self.path, self.like = path, like
         group: Any = zarr.open_group(path, mode="r+")
         self.columns = [
@@ -128,6 +140,8 @@ class ZarrStore:
     @classmethod
     def create(cls, path: Path, like: PyTree, chains: int, draws: int, attributes: dict[str, Any]) -> "ZarrStore":
         """Lay the arrays out under a temporary name, so that a half-made layout is never opened."""
+        import zarr  # noqa: PLC0415
+
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         about = {"format": FORMAT, "format_version": FORMAT_VERSION, **attributes}

@@ -1,0 +1,97 @@
+"""A run that a test kills: `python kill_child.py CASE FOLDER KILL`, where KILL is a number of disk events or 0.
+
+With KILL > 0 the process kills itself in the middle of its KILL-th write, fsync or rename.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+
+import jax.numpy as jnp  # noqa: E402
+
+import ridgewalk as rw  # noqa: E402
+
+SAMPLERS = {
+    "sgld": rw.sgld(),
+    "dense": rw.hasgld_sa(form="dense"),
+    "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=2, spare=1)),
+}
+STEPS, EVERY = 1_500, 100
+
+
+def data(folder: Path, kind: str):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(500, 5)), "y": rng.normal(size=500)}
+    if kind == "memory":
+        return {name: jnp.asarray(array) for name, array in arrays.items()}
+    mapped = {}
+    for name, array in arrays.items():
+        file = folder / f"{name}.npy"
+        if not file.exists():
+            np.save(folder / f"fresh-{name}.npy", array)
+            os.rename(folder / f"fresh-{name}.npy", file)
+        mapped[name] = np.load(file, mmap_mode="r")
+    return mapped
+
+
+def log_prior(theta):
+    return -0.5 * jnp.sum(theta**2)
+
+
+def log_likelihood(theta, batch):
+    return -0.5 * (batch["y"] - batch["x"] @ theta) ** 2
+
+
+def run(case: str, folder: Path):
+    name, kind = case.split("-")
+    target = rw.Posterior(log_prior, log_likelihood, data(folder, kind))
+    return rw.sample(
+        jax.random.key(3), SAMPLERS[name], target, jnp.zeros(5), steps=STEPS, step_size=1e-3, batch_size=20, chains=2,
+        burn_in=70, thin=3, replacement=kind == "memory", checkpoint=folder / "checkpoint", every=EVERY, resume=True,
+        progress=False,
+    )  # fmt: skip
+
+
+def die_at(count: int) -> None:
+    """Kill this process in its `count`-th disk event."""
+    left = [count]
+
+    def dying(act):
+        def wrapped(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*arguments, **options)
+
+        return wrapped
+
+    def write_bytes(path, content):
+        left[0] -= 1
+        with open(path, "wb") as file:
+            if left[0] == 0:
+                file.write(content[: len(content) // 2])
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            file.write(content)
+
+    os.replace, os.fsync = dying(os.replace), dying(os.fsync)
+    Path.write_bytes = write_bytes
+
+
+def save(result: rw.Result, path: Path) -> None:
+    leaves = jax.tree.leaves((result.positions, result.final_states, result.info))
+    np.savez(path, *[np.asarray(leaf) for leaf in leaves])
+
+
+if __name__ == "__main__":
+    case, folder, kill = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    if kill:
+        die_at(kill)
+    print("ready", flush=True)
+    save(run(case, folder), folder / "result.npz")

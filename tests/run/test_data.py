@@ -1,0 +1,175 @@
+"""Data on disk and from iterables give the chain that data in memory give; epochs visit every example."""
+
+from dataclasses import replace
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import zarr
+from tests.harness import complaints, flat_draws
+from tests.run.problems import REGRESSION, assert_same_run, run
+
+import ridgewalk as rw
+from ridgewalk.run import feed
+from ridgewalk.run.rows import Rows, order_at, rows_of_steps
+
+ARRAYS = {name: np.asarray(array) for name, array in REGRESSION.target.data.items()}
+
+
+def on_disk(kind, folder):
+    if kind == "memmap":
+        for name, array in ARRAYS.items():
+            np.save(folder / f"{name}.npy", array)
+        return {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+    if kind == "zarr":
+        group = zarr.create_group(folder / "data.zarr")
+        for name, array in ARRAYS.items():
+            group.create_array(name, data=array, chunks=(50, *array.shape[1:]))
+        return {name: group[name] for name in ARRAYS}
+    file = h5py.File(folder / "data.h5", "w")
+    return {name: file.create_dataset(name, data=array) for name, array in ARRAYS.items()}
+
+
+@pytest.mark.parametrize("kind", ["memmap", "zarr", "h5py"])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_data_on_disk_give_the_same_chain(tmp_path, kind, replacement, monkeypatch):
+    monkeypatch.setattr(feed, "MOST_STEPS", 7)  # many chunks, the last one partly filled
+    target = replace(REGRESSION.target, data=on_disk(kind, tmp_path))
+    options = {"chains": 2, "replacement": replacement}
+    assert_same_run(run(**options), run(target=target, **options))
+
+
+def test_control_variates_on_disk(tmp_path):
+    target = replace(REGRESSION.target, data=on_disk("memmap", tmp_path))
+    centre = jnp.asarray(REGRESSION.mean)
+    stored, inside = rw.control_variates(target, centre), rw.control_variates(REGRESSION.target, centre)
+    np.testing.assert_allclose(stored.full_gradient, inside.full_gradient, atol=1e-9)
+    np.testing.assert_allclose(run(target=stored).positions, run(target=inside).positions, atol=1e-12)
+
+
+def test_sequential_chains_read_their_own_rows(tmp_path):
+    target = replace(REGRESSION.target, data=on_disk("memmap", tmp_path))
+    options = {"chains": 2, "chain_method": "sequential"}
+    assert_same_run(run(**options), run(target=target, **options))
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_an_epoch_visits_every_example_once(chains):
+    rows = Rows("epochs", size=50, batch_size=7)
+    keys = jax.random.split(jax.random.key(0), chains)
+    drawn = np.asarray(rows_of_steps(rows, keys, jnp.asarray(0), 21))
+    assert drawn.shape == (21, chains, 7)
+    for chain in range(chains):
+        epochs = drawn[:, chain].reshape(3, 49)
+        assert all(len(set(epoch)) == 49 for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) == 3  # each in its own order
+    assert chains == 1 or not np.array_equal(drawn[:, 0], drawn[:, 1])
+    from_the_middle = rows_of_steps(rows, keys, jnp.asarray(10), 11)
+    np.testing.assert_array_equal(from_the_middle, drawn[10:])
+    assert order_at(rows, keys, jnp.asarray(10)).shape == (chains, 50)
+
+
+def test_every_example_is_drawn_equally_often_with_replacement():
+    rows = Rows("replacement", size=20, batch_size=10)
+    drawn = np.asarray(rows_of_steps(rows, jax.random.split(jax.random.key(1), 1), jnp.asarray(0), 4_000))
+    counts = np.bincount(drawn.ravel(), minlength=20)
+    assert np.all(np.abs(counts - 2_000) < 5 * np.sqrt(2_000))
+
+
+@pytest.mark.slow
+def test_epochs_sample_the_posterior():
+    step = 0.01 / REGRESSION.steepest
+    result = run(steps=60_000, burn_in=5_000, thin=10, chains=4, batch_size=100, step_size=step, replacement=False)
+    assert complaints(flat_draws(result), REGRESSION.mean, REGRESSION.covariance, bias=0.05) == []
+
+
+def batches(count=10, size=40):
+    return [{name: array[i * size : (i + 1) * size] for name, array in ARRAYS.items()} for i in range(count)]
+
+
+def test_an_iterable_of_batches_is_used_in_order_and_again():
+    order = batches()
+    target = replace(REGRESSION.target, data=rw.Batches(order, size=400))
+    result = run(rw.sgld(), target=target, batch_size=None, steps=25)
+    kernel = rw.build_kernel(rw.sgld(), REGRESSION.target)
+    state = kernel.init(jnp.zeros(3))
+    key = jax.random.split(jax.random.key(0), 1)[0]
+    for k in range(25):
+        noise_key = jax.random.split(jax.random.fold_in(key, k))[0]
+        state, _ = jax.jit(kernel.step)(noise_key, state, order[k % 10], 1e-3)
+        np.testing.assert_allclose(result.positions[0, k], state.position, rtol=1e-9)
+
+
+def test_an_iterable_is_resumed_where_it_was(tmp_path):
+    target = replace(REGRESSION.target, data=rw.Batches(batches(), size=400))
+    options = {"target": target, "batch_size": None, "chains": 2}
+    whole = run(**options)
+    run(**options, checkpoint=tmp_path, every=20)
+    sorted(tmp_path.glob("step-*"))[-1].unlink()
+    assert_same_run(whole, run(**options, checkpoint=tmp_path, every=20, resume=True))
+
+
+class LoaderOfTensors:
+    """What a PyTorch DataLoader looks like from here: lists of objects that numpy can read."""
+
+    class Tensor:
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None, copy=None):
+            return self.values
+
+    def __iter__(self):
+        return iter([[self.Tensor(batch["x"]), self.Tensor(batch["y"])] for batch in batches()])
+
+
+def test_a_loader_of_tensors_works():
+    def log_likelihood(theta, batch):
+        x, y = batch
+        return -0.5 * (y - x @ theta) ** 2
+
+    loader = rw.Posterior(REGRESSION.target.log_prior, log_likelihood, rw.Batches(LoaderOfTensors(), size=400))
+    lists = replace(REGRESSION.target, data=rw.Batches(batches(), size=400))
+    options = {"batch_size": None, "steps": 12}
+    np.testing.assert_array_equal(run(target=loader, **options).positions, run(target=lists, **options).positions)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: rw.Batches(iter(batches()), size=400), "can be read only once"),
+        (lambda: rw.Batches(batches(), size=0), "size: 0 is not a positive"),
+        (lambda: rw.Batches(7, size=400), "batches: int is not iterable"),
+        (lambda: run(target=with_data(rw.Batches([], size=400)), batch_size=None), "the iterable is empty"),
+        (lambda: run(target=with_data(rw.Batches(uneven(), size=400)), batch_size=None), r"number 9 has shapes"),
+        (lambda: run(target=with_data(rw.Batches(batches(), size=400)), batch_size=7), "batches have 40; leave it out"),
+        (
+            lambda: run(
+                target=with_data(rw.Batches(batches(), size=400)), batch_size=None, chains=2, chain_method="sequential"
+            ),
+            "would read the iterable once per chain",
+        ),
+        (lambda: rw.control_variates(with_data(rw.Batches(batches(), size=400)), jnp.zeros(3)), "use arrays"),
+    ],
+)
+def test_bad_batches(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def with_data(data):
+    return replace(REGRESSION.target, data=data)
+
+
+def uneven():
+    return [*batches()[:-1], {name: array[:3] for name, array in ARRAYS.items()}]
+
+
+def test_host_data_need_a_batch_size_and_cannot_use_svrg(tmp_path):
+    target = with_data(on_disk("memmap", tmp_path))
+    with pytest.raises(ValueError, match="batch_size: None would read all data from disk"):
+        run(target=target, batch_size=None)
+    with pytest.raises(ValueError, match="svrg passes over all data"):
+        rw.svrg(target, every=10)
