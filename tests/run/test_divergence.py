@@ -45,14 +45,17 @@ def test_three_chains_finish_and_the_fourth_is_reported(method):
 
 def test_draws_before_the_divergence_stay():
     def log_density(theta):
-        return jnp.where(jnp.abs(theta[0]) < 4, -0.5 * jnp.sum(theta**2), jnp.nan)
+        """One mode at 0; another at 130, on the way to which the density breaks off at 110."""
+        centre = jnp.where(theta > 50, 130.0, 0.0)
+        return jnp.sum(jnp.where(theta > 110, jnp.nan, -0.5 * (theta - centre) ** 2))
 
-    starts = jnp.array([[0.0], [3.95]])
+    starts = jnp.array([[0.0], [100.0]])
     result = run(target=rw.Density(log_density), start=starts, start_per_chain=True, chains=2, batch_size=None,
                  steps=200, step_size=0.05, seed=4)  # fmt: skip
     dead = [i for i, status in enumerate(result.status) if not status.alive]
     assert dead == [1]
     last = result.status[1].steps
+    assert last > 3
     assert result.status[1].cause == "the potential became NaN"
     assert np.isfinite(result.positions[1, : last - 1]).all()
     assert np.isnan(result.positions[1, last - 1 :]).all()

@@ -1,0 +1,150 @@
+"""What the runner costs: its loop against a bare hand-written scan, and the memory of a long run streamed to disk.
+
+python benchmarks/run.py [overhead|memory]
+"""
+
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import ridgewalk as rw
+
+STEPS = 60_000
+BATCH = 1_000
+"""Large enough that a step of the 50-d regression takes about 50 µs."""
+
+
+def regression() -> tuple[rw.Posterior, jax.Array]:
+    features = jax.random.normal(jax.random.key(0), (20_000, 50))
+    outcome = features @ jnp.ones(50) + jax.random.normal(jax.random.key(1), (20_000,))
+
+    def log_likelihood(theta: jax.Array, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return -0.5 * (batch[1] - batch[0] @ theta) ** 2
+
+    return rw.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), log_likelihood, (features, outcome)), jnp.zeros(50)
+
+
+def bare_scan(target: rw.Posterior, start: jax.Array, thin: int) -> Callable[[], Any]:
+    """The same steps by hand: one `lax.scan` over all of them, that keeps every `thin`-th position on the device."""
+    kernel = rw.build_kernel(rw.sgld(), target)
+    block = 256
+
+    @partial(jax.jit, donate_argnums=1)
+    def run(key: jax.Array, state: rw.State) -> tuple[rw.State, jax.Array]:
+        def numbers(k: jax.Array) -> tuple[jax.Array, jax.Array]:
+            noise_key, batch_key = jax.random.split(jax.random.fold_in(key, k))
+            return kernel.draw(noise_key, start), jax.random.randint(batch_key, (BATCH,), 0, target.size)
+
+        def one(state: rw.State, xs: tuple[jax.Array, jax.Array]) -> tuple[rw.State, None]:
+            noise, rows = xs
+            batch = jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), target.data)
+            return kernel.advance(noise, state, batch, 1e-6)[0], None
+
+        def draw(state: rw.State, xs: tuple[jax.Array, jax.Array]) -> tuple[rw.State, jax.Array]:
+            state, _ = jax.lax.scan(one, state, xs)
+            return state, state.position
+
+        def blocks(state: rw.State, first: jax.Array) -> tuple[rw.State, jax.Array]:
+            noise, rows = jax.vmap(numbers)(first + jnp.arange(block))
+            shaped = jax.tree.map(lambda x: x.reshape(block // thin, thin, *x.shape[1:]), (noise, rows))
+            return jax.lax.scan(draw, state, shaped)
+
+        return jax.lax.scan(blocks, state, block * jnp.arange(STEPS // block))
+
+    return lambda: run(jax.random.key(0), jax.jit(kernel.init)(start))
+
+
+def ours(target: rw.Posterior, start: jax.Array, thin: int, folder: Path | None) -> Callable[[], Any]:
+    def run() -> Any:
+        options: dict[str, Any] = {}
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            options = {"checkpoint": folder, "every": 10_000}
+        return rw.sample(
+            jax.random.key(0),
+            rw.sgld(),
+            target,
+            start,
+            steps=STEPS // 256 * 256,
+            step_size=1e-6,
+            batch_size=BATCH,
+            thin=thin,
+            progress=True,
+            **options,
+        ).positions
+
+    return run
+
+
+def overhead() -> None:
+    """Interleaved, the least of several: the machine is not alone."""
+    target, start = regression()
+    thin = 8
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {
+            "bare scan, by hand": bare_scan(target, start, thin),
+            "rw.sample": ours(target, start, thin, None),
+            "rw.sample, progress and checkpoints": ours(target, start, thin, Path(folder) / "run"),
+        }
+        best = dict.fromkeys(runs, float("inf"))
+        for _ in range(6):
+            for name, run in runs.items():
+                begun = time.perf_counter()
+                jax.block_until_ready(run())
+                best[name] = min(best[name], time.perf_counter() - begun)
+    base = best["bare scan, by hand"]
+    print(f"{STEPS:,} steps of SGLD, 50-d regression, batch {BATCH}, every {thin}th position kept")
+    for name, cost in best.items():
+        print(f"  {name:38s}{cost / STEPS * 1e6:8.1f} µs a step   {cost / base - 1:+7.1%}")
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def stream(draws: int, folder: str) -> None:
+    """Stream draws of a network of 10⁶ weights, and say by how much the resident memory grew."""
+    shapes = {"w0": (100, 1_000), "w1": (1_000, 800), "w2": (800, 125), "b0": (1_000,), "b1": (800,), "b2": (125,)}
+    start = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    weights = sum(leaf.size for leaf in jax.tree.leaves(start))
+    target = rw.Density(lambda p: -0.5 * sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)), start=jnp.zeros(())))
+
+    def run(count: int, path: Path) -> None:
+        rw.sample(jax.random.key(0), rw.sgld(), target, start, steps=count, step_size=0.1, store=path, progress=False)
+
+    run(8, Path(folder) / "warm.zarr")
+    before = peak_megabytes()
+    begun = time.perf_counter()
+    run(draws, Path(folder) / "draws.zarr")
+    seconds = time.perf_counter() - begun
+    size = sum(file.stat().st_size for file in (Path(folder) / "draws.zarr").rglob("*") if file.is_file()) / 1e6
+    print(
+        f"{draws:,} draws of {weights:,} weights streamed in {seconds:.0f} s: {size:,.0f} MB on disk; "
+        f"peak resident memory {before:.0f} MB before, {peak_megabytes():.0f} MB after, "
+        f"{peak_megabytes() - before:+.0f} MB"
+    )
+
+
+def memory() -> None:
+    """In a process of its own, so that the peak is this run's."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, __file__, "stream", "2000", folder], check=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["stream"]:
+        stream(int(sys.argv[2]), sys.argv[3])
+    if sys.argv[1:2] in ([], ["overhead"]):
+        overhead()
+    if sys.argv[1:2] in ([], ["memory"]):
+        memory()
