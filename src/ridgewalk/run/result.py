@@ -19,7 +19,8 @@ from ridgewalk.types import PyTree
 class Result:
     """Draws and final states of all chains.
 
-    `positions`, `collected` and `info` have leading axes (chain, draw); `step_sizes` (draw,) holds ε at each draw.
+    `positions`, `collected` and `info` have leading axes (chain, draw) and lie in the host's memory, so that the device
+    is free for the chains; `step_sizes` (draw,) holds ε at each draw.
     `positions` is None where only moments or collected values were kept, and arrays on disk (zarr) where they were
     streamed to a store. A chain that diverged stays in its place with NaN from then on; averages and summaries leave
     it out.

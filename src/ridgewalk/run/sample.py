@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ridgewalk.data import Batches, on_host, streamed
@@ -166,16 +167,16 @@ def _result(
 ) -> Result:
     """The draws and states of a session that has ended."""
     draws, archive = session.plan.draws_by(session.step), session.archive
-    streamed_to = archive.store_path
-    rooms = archive.draws.lazy() if streamed_to and isinstance(archive.draws, ZarrStore) else None
-    stats = rooms["sample_stats"] if rooms else None
-    if rooms is None:
-        rooms = jax.tree.map(jnp.asarray, archive.draws.read(draws))
+    if archive.store_path is not None and isinstance(archive.draws, ZarrStore):
+        rooms = archive.draws.lazy()
+        rooms["sample_stats"] = jax.tree.map(lambda x: np.asarray(x[:, :draws]), rooms["sample_stats"])
+    else:
+        rooms = archive.draws.read(draws)
     moments = [group.carry.draws.moments for group in session.groups]
     return Result(
         positions=rooms.get("posterior"),
         final_states=tuple(state for group in session.groups for state in group.chain_states()),
-        info=rooms["sample_stats"] if stats is None else jax.tree.map(lambda x: jnp.asarray(x[:, :draws]), stats),
+        info=rooms["sample_stats"],
         step_sizes=session.plan.draw_step_sizes(draws),
         sampler=sampler,
         estimator=estimator,
@@ -184,7 +185,7 @@ def _result(
         steps=session.step,
         collected=rooms.get("collected"),
         moments=None if moments[0] is None else join_moments(moments),
-        store=streamed_to,
+        store=archive.store_path,
     )
 
 
