@@ -19,6 +19,9 @@ HOTTEST, COLDEST = 1.35, 0.75
 
 STANDARD_ERRORS = 3.0
 
+ARRIVING = 6.0
+"""Standard deviations of later draws by which the first ones stand out of a run that began too early."""
+
 
 def explained_heat(result: Draws, evidence: Evidence) -> float:
     """How much hotter than T long steps and gradient noise make the draws: (1 + share) / (1 − ε tr(G H) / (d limit)).
@@ -41,37 +44,37 @@ def _verdict(values: np.ndarray, expected: float) -> tuple[int, Measured]:
     return int(hot) - int(cold), seen
 
 
+def still_arriving(values: np.ndarray) -> bool:
+    """Whether the first tenth of (chain, draw) lies far above the spread of the second half."""
+    first, later = values[:, : -(-values.shape[1] // 10)], values[:, values.shape[1] // 2 :]
+    return bool(first.mean() > later.mean() + ARRIVING * later.std())
+
+
 def check_temperature(result: Draws, evidence: Evidence) -> Iterator[Finding]:
     """Positions or momenta whose temperature is not the sampler's, and what explains it is not known."""
     dynamics = result.sampler.dynamics
     if not dynamics.temperature > 0 or isinstance(dynamics, AsPrinted):
         return
+    if evidence.configurational is not None and still_arriving(evidence.configurational):
+        yield Finding(
+            "burn_in",
+            "the first draws lie far from the others: the chains were still on their way from where they started",
+            "a longer burn_in, or a start nearer to the mode",
+        )
+        return
     expected = explained_heat(result, evidence)
     mixed = evidence.fewest is None or evidence.fewest.value >= FEWEST_EFFECTIVE
-    series = [("draws", evidence.configurational), ("momenta", evidence.kinetic)]
-    for name, seen_values in series:
-        if seen_values is None:
+    for name, series in (("draws", evidence.configurational), ("momenta", evidence.kinetic)):
+        if series is None:
             continue
-        values = seen_values / dynamics.temperature
-        verdict, seen = _verdict(values, expected)
+        verdict, seen = _verdict(series / dynamics.temperature, expected)
         if verdict == 0 or (verdict < 0 and not mixed):  # chains that have not spread out yet are cold, and told so
             continue
-        later, _ = _verdict(values[:, values.shape[1] // 2 :], expected)
-        if verdict > 0 and later <= 0:
-            yield Finding(
-                "burn_in",
-                f"the {name} are {seen} times as hot as they should be, but the second half of them is not: the "
-                "chains were still on their way",
-                "a longer burn_in, or a start nearer to the mode",
-            )
-            return
-        word = "hot" if verdict > 0 else "cold"
         yield Finding(
             "temperature",
-            f"the {name} are too {word}: {seen} times the sampler's temperature {dynamics.temperature:g}, where step "
-            f"size and gradient noise explain {expected:.3g}",
-            "look for a wrong factor in noise or potential: the noise of a step must have covariance 2 ε T G (√2 is "
-            "easily lost), multiply and factor of a preconditioner must agree, and log_likelihood must give one "
-            "value for each example (N/n scales it)",
+            f"the {name} are too {'hot' if verdict > 0 else 'cold'}: {seen} times the sampler's temperature "
+            f"{dynamics.temperature:g}, where step size and gradient noise explain {expected:.3g}",
+            "look for a wrong factor in the noise: that of a step must have covariance 2 ε T G (a √2 is easily lost), "
+            "and multiply and factor of a preconditioner must agree, S Sᵀ = G",
         )
         return

@@ -3,15 +3,17 @@
 import math
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.mixing import ess, r_hat
+from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat
 from ridgewalk.diagnostics.noise_share import gradient_noise_share
 from ridgewalk.diagnostics.operators import PairShares, Stiffness, is_finite, pair_shares, stability_share, stiffness
-from ridgewalk.diagnostics.select import FEWEST_DRAWS, coordinates, dimension, living_info, living_states
+from ridgewalk.diagnostics.select import FEWEST_DRAWS, Coordinates, coordinates, dimension, living_info, living_states
 from ridgewalk.diagnostics.temperature import configurational_series, has_momentum
+from ridgewalk.layout import leaf_names
 from ridgewalk.target import Density
 
 PARAMETERS = 100
@@ -88,6 +90,21 @@ def _mixing(result: Draws) -> tuple[Worst | None, Worst | None, tuple[str, ...]]
     return fewest, max(hats, key=lambda worst: worst.value, default=None), tuple(stuck)
 
 
+def _moment_disagreement(result: Draws) -> Worst | None:
+    """The largest classical R̂ from running moments."""
+    if result.moments is None or result.draws < FEWEST_DRAWS or result.alive.sum() < 2:
+        return None
+    alive, kept, found = result.alive, result.moments, []
+    names = leaf_names(kept.mean)
+    for name, means, squares in zip(names, jax.tree.leaves(kept.mean), jax.tree.leaves(kept.squares), strict=True):
+        within = np.asarray(squares, float)[alive].mean(0) / float(kept.weight)
+        hats = classical_r_hat(np.asarray(means, float)[alive], within, result.draws).ravel()
+        if np.isfinite(hats).any():
+            where = np.array([np.nanargmax(np.where(np.isfinite(hats), hats, np.nan))])
+            found.append(Worst(Coordinates(name, within.shape, where, within).labels[0], float(hats[where[0]])))
+    return max(found, key=lambda worst: worst.value, default=None)
+
+
 def _examples(result: Draws) -> int | None:
     """How many examples a gradient takes; None for all."""
     target = result.estimator.target
@@ -104,7 +121,8 @@ def gather(result: Draws) -> Evidence:
     stuck: tuple[str, ...] = ()
     configurational = None
     if result.positions is None:
-        notes.append("the draws were not kept, so mixing and the configurational temperature were not looked at")
+        notes.append("the draws were not kept, so effective draws and temperature were not looked at")
+        disagreement = _moment_disagreement(result)
     elif result.draws < FEWEST_DRAWS:
         notes.append(f"with {result.draws} draws of each chain, mixing and temperature were not looked at")
     else:

@@ -24,6 +24,14 @@ def r_hat(values: np.ndarray) -> float:
         return float(arviz().rhat(values))
 
 
+def classical_r_hat(means: np.ndarray, within: np.ndarray, draws: int) -> np.ndarray:
+    """R̂ = √((n−1)/n + B/W) from every chain's mean (chain, …) and the mean of their variances W; NaN for one chain."""
+    if len(means) < 2:
+        return np.full(within.shape, np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt((draws - 1) / draws + means.var(0, ddof=1) / within)
+
+
 def standard_error(values: np.ndarray) -> float:
     """Monte Carlo standard error of the mean of (chain, draw)."""
     return float(values.std() / np.sqrt(ess(values, "mean")))

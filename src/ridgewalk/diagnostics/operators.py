@@ -19,14 +19,14 @@ from ridgewalk.target import Target
 from ridgewalk.types import Scalar, Vector
 
 SMALL = 512
-"""Up to so many parameters the spectrum of G is computed, above it is probed."""
+"""Up to so many parameters G is computed whole, above it is probed."""
 
 PROBES = 64
 CHAINS = 4
 
 
 class PairShares(NamedTuple):
-    """Of the curvature pairs seen at the draws: how many were damped, how many left out, and the least θ_d."""
+    """Of the curvature pairs seen at the draws: how many were damped, how many left out, and the mean θ_d."""
 
     pairs: int
     damped: float
@@ -76,7 +76,7 @@ def _traces(state: State) -> tuple[Scalar, Scalar]:
 def effective_rank(result: Draws) -> np.ndarray:
     """(tr G)² / tr(G²) of every chain's final G: d where all directions are alike, 1 where one has all the variance.
 
-    From the spectrum up to 512 parameters, above that from 64 random probes.
+    From G itself up to 512 parameters, above that from 64 random probes; NaN for a chain that diverged.
     """
     ranks = []
     for state in result.final_states:

@@ -2,32 +2,25 @@
 
 import warnings
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.library import arviz, quiet
-from ridgewalk.diagnostics.select import coordinates
+from ridgewalk.diagnostics.select import coordinates, named_coordinates
 
 _TIGHT = {"layout": "constrained"}
 
 
 def _chosen(result: Draws, parameters: Sequence[str] | None, most: int) -> dict[str, np.ndarray]:
-    """Draws (chain, draw) of the parameters asked for by label or leaf, or of the first ones."""
-    if most < 1:
-        raise ValueError(f"max_parameters: {most} is not at least 1")
-    table = {label: part.values[:, :, i] for part in coordinates(result, 10**6) for i, label in enumerate(part.labels)}
-    if parameters is None:
-        return {label: table[label] for label in list(table)[:most]}
-    wanted = [label for name in parameters for label in table if label == name or label.rsplit("[", 1)[0] == name]
-    missing = [name for name in parameters if name not in table and not any(w.startswith(f"{name}[") for w in wanted)]
-    if missing:
-        raise ValueError(
-            f"parameters: {missing[0]!r} is not one of them; there are {', '.join(list(table)[:10])}"
-            f"{' …' if len(table) > 10 else ''}"
-        )
-    return {label: table[label] for label in dict.fromkeys(wanted[:most])}
+    """Draws (chain, draw) of the parameters asked for by label or leaf, or of some of every leaf."""
+    if not isinstance(most, int) or most < 1:
+        raise ValueError(f"max_parameters: {most!r} is not a positive number of parameters")
+    parts = coordinates(result, most) if parameters is None else named_coordinates(result, parameters)
+    labelled = ((label, part, i) for part in parts for i, label in enumerate(part.labels))
+    return {label: part.values[:, :, i] for label, part, i in islice(labelled, most)}
 
 
 def _draw(function: str, data: Any, **options: Any) -> Any:

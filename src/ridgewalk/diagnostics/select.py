@@ -1,5 +1,6 @@
 """Parts of the draws: some of them, some of their coordinates, a leaf at a time, so that runs on disk fit."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -48,7 +49,7 @@ def weights(draws: Draws) -> np.ndarray:
 def typical_step_size(draws: Draws) -> float:
     """Σ ε² / Σ ε: the step size an average over draws has seen."""
     sizes = np.asarray(draws.step_sizes, float)
-    return float((sizes**2).sum() / sizes.sum())
+    return float((sizes**2).sum() / sizes.sum()) if sizes.size else float("nan")
 
 
 def living_states(draws: Draws) -> list[Any]:
@@ -78,20 +79,45 @@ class Coordinates(NamedTuple):
         return [f"{self.name}[{','.join(map(str, place))}]" for place in places]
 
 
+def _part(draws: Draws, name: str, leaf: Any, where: np.ndarray) -> Coordinates:
+    shape = tuple(leaf.shape[2:])
+    values = load_leaf(draws, leaf).reshape(int(draws.alive.sum()), draws.draws, -1)[:, :, where]
+    return Coordinates(name, shape, where, values.astype(float))
+
+
 def coordinates(draws: Draws, most: int, seed: int = 0) -> list[Coordinates]:
     """All coordinates of every leaf, or about `most` in all, at random but at least one of each leaf."""
     positions = require_positions(draws, "a look at single parameters")
     d, rng = dimension(draws), np.random.default_rng(seed)
     result = []
     for name, leaf in zip(leaf_names(positions), jax.tree.leaves(positions), strict=True):
-        shape = tuple(leaf.shape[2:])
-        size = int(np.prod(shape))
-        count = size if d <= most else max(1, min(size, round(most * size / d)))
-        if size == 0:
-            continue
+        size = int(np.prod(leaf.shape[2:]))
+        count = size if d <= most else min(size, max(1, round(most * size / d)))
         where = np.arange(size) if count == size else np.sort(rng.choice(size, count, replace=False))
-        values = load_leaf(draws, leaf).reshape(int(draws.alive.sum()), draws.draws, size)[:, :, where]
-        result.append(Coordinates(name, shape, where, values.astype(float)))
+        if size:
+            result.append(_part(draws, name, leaf, where))
+    return result
+
+
+def named_coordinates(draws: Draws, names: Sequence[str]) -> list[Coordinates]:
+    """The coordinates with these labels: whole leaves (`bias`) or single places (`kernel[0,2]`)."""
+    positions = require_positions(draws, "a look at single parameters")
+    leaves = dict(zip(leaf_names(positions), jax.tree.leaves(positions), strict=True))
+    result = []
+    for label in [names] if isinstance(names, str) else names:
+        name, _, place = label.rpartition("[")
+        leaf = leaves.get(label, leaves.get(name))
+        if leaf is None:
+            raise ValueError(f"parameters: {label!r} is not one of them; the leaves are {', '.join(leaves)}")
+        shape = tuple(leaf.shape[2:])
+        if label in leaves:
+            result.append(_part(draws, label, leaf, np.arange(int(np.prod(shape)))))
+            continue
+        try:
+            flat = np.ravel_multi_index(tuple(int(i) for i in place.rstrip("]").split(",")), shape)
+        except ValueError as error:
+            raise ValueError(f"parameters: {label!r} is no place in {name!r}, whose shape is {shape}") from error
+        result.append(_part(draws, name, leaf, np.array([flat])))
     return result
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 
 from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.mixing import ess, r_hat
+from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat
 from ridgewalk.diagnostics.select import Coordinates, coordinates, dimension, load_leaf, weights
 from ridgewalk.layout import leaf_names
 
@@ -57,8 +57,7 @@ def _leaf_row(result: Draws, part: Coordinates) -> dict[str, float]:
     leaves = dict(zip(leaf_names(result.positions), jax.tree.leaves(result.positions), strict=True))
     mean, variance = _moments(result, load_leaf(result, leaves[part.name]).astype(float))
     rows = np.array([_row(result, part.values[:, :, i]) for i in range(len(part.where))])
-    with np.errstate(invalid="ignore"):
-        worst = {name: _extreme(rows[:, COLUMNS.index(name)], low=name.startswith("ess")) for name in COLUMNS[2:]}
+    worst = {name: _extreme(rows[:, COLUMNS.index(name)], low=name.startswith("ess")) for name in COLUMNS[2:]}
     size, seen = int(np.prod(part.shape)), len(part.where)
     return {"parameters": size, "looked_at": seen, "mean": mean.mean(), "sd": np.sqrt(variance.mean()), **worst}
 
@@ -90,9 +89,7 @@ def _of_moments(result: Draws, max_parameters: int) -> pd.DataFrame:
         shape = means.shape[1:]
         centres = np.asarray(means, float)[alive].reshape(int(alive.sum()), -1)
         within = (np.asarray(squares, float)[alive] / float(kept.weight)).reshape(centres.shape).mean(0)
-        between = centres.var(0, ddof=1) if len(centres) > 1 else np.full(within.shape, np.nan)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            hats = np.sqrt((n - 1) / n + between / within)
+        hats = classical_r_hat(centres, within, n)
         variance = within + centres.var(0)
         if whole:
             row = {"parameters": within.size, "mean": centres.mean(), "sd": np.sqrt(variance.mean())}
