@@ -51,14 +51,14 @@ def test_small_on_right_draws_and_large_on_wrong_ones(scaling):
     def discrepancy(x):
         return rw.stein_discrepancy_of(x, x @ PRECISION, scaling=scaling)
 
-    right, fewer = discrepancy(draws(1000)), discrepancy(draws(250))
-    assert right == pytest.approx(fewer / 2, rel=0.2), "falls as the root of the number of draws"
+    right, fewer = (np.mean([discrepancy(draws(n, seed)) for seed in range(10)]) for n in (1000, 250))
+    assert right == pytest.approx(fewer / 2, rel=0.15), "falls as the root of the number of draws"
     for wrong in (draws(1000, scale=2**0.5), draws(1000, scale=0.5), draws(1000, shift=0.5)):
         assert discrepancy(wrong) > 2 * right
 
 
 def test_of_a_run():
-    run = healthy("hasgld_sa, control variates")
+    run = healthy("sgld, control variates")
     got = rw.stein_discrepancy(run, max_draws=400, scaling="covariance")
     rng = np.random.default_rng(1)
     exact = rng.multivariate_normal(REGRESSION.mean, REGRESSION.covariance, 400)

@@ -101,7 +101,7 @@ def test_stored_runs_equal_runs_in_memory(tmp_path):
 def test_inference_data(monkeypatch):
     monkeypatch.setattr(likelihood, "DRAWS_AT_ONCE", 700)
     monkeypatch.setattr(likelihood, "EXAMPLES_AT_ONCE", 150)
-    result = healthy("hasgld_sa")
+    result = healthy("sgld, control variates")
     data = result.to_arviz(log_likelihood=True, observed_data=True)
     assert set(data.groups()) == {"posterior", "sample_stats", "log_likelihood", "observed_data"}
     np.testing.assert_array_equal(data.posterior["position"], result.positions)

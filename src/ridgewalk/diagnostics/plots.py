@@ -35,7 +35,10 @@ def _draw(function: str, data: Any, **options: Any) -> Any:
 def plot_trace(result: Draws, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
     """Marginals on the left, draws over time on the right; a line per chain. Returns the axes (parameter, 2)."""
     chosen = _chosen(result, parameters, max_parameters)
-    return _draw("plot_trace", chosen, compact=False, figsize=(11, 1.8 * len(chosen) + 0.6), backend_kwargs=_TIGHT)
+    size = (11, 1.8 * len(chosen) + 0.6)
+    axes = _draw("plot_trace", chosen, compact=False, figsize=size, backend_kwargs=_TIGHT)
+    axes[-1, 1].set_xlabel("draw")
+    return axes
 
 
 def plot_autocorrelation(
@@ -47,7 +50,10 @@ def plot_autocorrelation(
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
     size = (3.4 * columns, 2.6 * rows)
-    return _draw("plot_autocorr", chosen, max_lag=lag, combined=True, grid=(rows, columns), figsize=size)
+    axes = _draw("plot_autocorr", chosen, max_lag=lag, combined=True, grid=(rows, columns), figsize=size)
+    for axis in np.ravel(axes)[-columns:]:
+        axis.set_xlabel("lag (draws)")
+    return axes
 
 
 def plot_pairs(result: Draws, parameters: Sequence[str] | None = None, *, max_parameters: int = 5) -> Any:
@@ -56,9 +62,7 @@ def plot_pairs(result: Draws, parameters: Sequence[str] | None = None, *, max_pa
     if len(chosen) < 2:
         raise ValueError(f"parameters: a plot of pairs needs two, there is {', '.join(chosen)}; use plot_posterior")
     size = 2.2 * len(chosen) + 1
-    return _draw(
-        "plot_pair", chosen, marginals=True, figsize=(size, size), scatter_kwargs={"alpha": 0.3, "markersize": 3}
-    )
+    return _draw("plot_pair", chosen, marginals=True, figsize=(size, size), scatter_kwargs={"alpha": 0.3, "s": 4})
 
 
 def plot_posterior(result: Draws, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
@@ -66,7 +70,7 @@ def plot_posterior(result: Draws, parameters: Sequence[str] | None = None, *, ma
     chosen = _chosen(result, parameters, max_parameters)
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
-    return _draw("plot_posterior", chosen, grid=(rows, columns), figsize=(3.4 * columns, 2.8 * rows))
+    return _draw("plot_posterior", chosen, grid=(rows, columns), figsize=(3.4 * columns, 2.8 * rows), textsize=10)
 
 
 def plot_steps(result: Draws) -> Any:
