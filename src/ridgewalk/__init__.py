@@ -1,6 +1,13 @@
 """Ridgewalk: stochastic-gradient MCMC on posteriors that plain Langevin dynamics cannot mix on."""
 
 from ridgewalk.data import Batches
+from ridgewalk.diagnostics.likelihood import log_likelihood
+from ridgewalk.diagnostics.mixing import autocorrelation_time, effective_sample_size
+from ridgewalk.diagnostics.noise_share import gradient_noise_share
+from ridgewalk.diagnostics.operators import effective_rank, pair_shares
+from ridgewalk.diagnostics.report import CheckReport, Finding
+from ridgewalk.diagnostics.stein import stein_discrepancy, stein_discrepancy_of
+from ridgewalk.diagnostics.temperature import configurational_temperature, kinetic_temperature
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.delayed import Delayed
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
@@ -39,11 +46,13 @@ __all__ = [
     "AsPrinted",
     "Batches",
     "ChainStatus",
+    "CheckReport",
     "CheckpointError",
     "Delayed",
     "Dense",
     "Density",
     "DivergenceError",
+    "Finding",
     "Hamiltonian",
     "Identity",
     "Info",
@@ -60,11 +69,19 @@ __all__ = [
     "Sampler",
     "State",
     "Thermostat",
+    "autocorrelation_time",
     "build_kernel",
+    "configurational_temperature",
     "control_variates",
+    "effective_rank",
+    "effective_sample_size",
     "fixed",
+    "gradient_noise_share",
     "hamcmc",
     "hasgld_sa",
+    "kinetic_temperature",
+    "log_likelihood",
+    "pair_shares",
     "posterior_covariance",
     "posterior_expectation",
     "posterior_mean",
@@ -77,5 +94,7 @@ __all__ = [
     "sgld",
     "sgnht",
     "sgrld",
+    "stein_discrepancy",
+    "stein_discrepancy_of",
     "svrg",
 ]

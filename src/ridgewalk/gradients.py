@@ -124,16 +124,16 @@ def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
     """
     posterior = _posterior(target, "control_variates")
     centre = jax.tree.map(jnp.asarray, centre)
-    whole = _full_gradient_from_host if on_host(posterior.data) else jax.jit(Posterior.full_gradient)
-    return ControlVariates(posterior, centre, whole(posterior, centre))
-
-
-def _full_gradient_from_host(posterior: Posterior, centre: PyTree) -> PyTree:
-    """∇U(c) over data that stay on the host, a slice at a time."""
     if isinstance(posterior.data, Batches):
         raise ValueError(
             "target: control_variates needs every example once, which Batches does not promise; use arrays"
         )
+    whole = full_gradient_from_host if on_host(posterior.data) else jax.jit(Posterior.full_gradient)
+    return ControlVariates(posterior, centre, whole(posterior, centre))
+
+
+def full_gradient_from_host(posterior: Posterior, centre: PyTree) -> PyTree:
+    """∇U(c) over arrays that stay on the host, a slice at a time."""
     seen = replace(posterior, data=streamed(posterior.data))
     gradient = jax.jit(Posterior.prior_gradient)(seen, centre)
     for start in range(0, posterior.size, EXAMPLES_AT_ONCE):

@@ -55,3 +55,11 @@ class Layout(NamedTuple):
 def layout_of(position: PyTree) -> Layout:
     """The layout of a position."""
     return Layout(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), position))
+
+
+def leaf_names(tree: PyTree) -> list[str]:
+    """A name for every leaf: its path, or `position` for a bare array."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    names = [name.replace("/", "_").strip(".") or "position" for name in names]
+    return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]

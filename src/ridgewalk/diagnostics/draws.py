@@ -13,12 +13,32 @@ class Draws(Protocol):
     """The draws of some chains, and how they were made."""
 
     @property
+    def positions(self) -> PyTree:
+        """Arrays (chain, draw, …), in memory or on disk, of all chains; None where they were not kept."""
+
+    @property
+    def moments(self) -> Any:
+        """Running `weight`, `mean` and `squares` of all chains; None where draws are in memory."""
+
+    @property
     def info(self) -> Info:
         """What each draw's step showed, (chain, draw)."""
 
     @property
     def step_sizes(self) -> np.ndarray:
         """ε of each draw."""
+
+    @property
+    def draws(self) -> int:
+        """How many draws each chain has."""
+
+    @property
+    def draw_steps(self) -> np.ndarray:
+        """The step, counted from 1, that each draw was kept after."""
+
+    @property
+    def steps(self) -> int:
+        """Steps made."""
 
     @property
     def final_states(self) -> tuple[State, ...]:

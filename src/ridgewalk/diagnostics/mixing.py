@@ -1,21 +1,40 @@
-"""Effective sample size and autocorrelation time, by ArviZ."""
-
-import warnings
+"""Effective sample size, R-hat and autocorrelation time, by ArviZ."""
 
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ridgewalk.diagnostics.draws import Draws
+from ridgewalk.diagnostics.library import arviz, quiet
 
 
-def _ess(values: np.ndarray) -> float:
-    """ArviZ's bulk ESS of (chain, draw)."""
-    with warnings.catch_warnings():
-        # ArviZ 0.x announces its 1.0 on import; that is not the user's concern.
-        warnings.simplefilter("ignore", FutureWarning)
-        import arviz  # noqa: PLC0415  (slow to import, and only needed here)
-    return float(arviz.ess(values))
+def ess(values: np.ndarray, method: str = "bulk") -> float:
+    """ArviZ's effective sample size of (chain, draw); NaN where draws are too few, constant or not finite."""
+    if not np.all(np.isfinite(values)) or np.all(values == values.flat[0]):
+        return float("nan")
+    with quiet():
+        return float(arviz().ess(values, method=method))
+
+
+def r_hat(values: np.ndarray) -> float:
+    """ArviZ's rank-normalised split R̂ of (chain, draw); NaN for a single chain."""
+    if values.shape[0] < 2 or not np.all(np.isfinite(values)):
+        return float("nan")
+    with quiet():
+        return float(arviz().rhat(values))
+
+
+def classical_r_hat(means: np.ndarray, within: np.ndarray, draws: int) -> np.ndarray:
+    """R̂ = √((n−1)/n + B/W) from every chain's mean (chain, …) and the mean of their variances W; NaN for one chain."""
+    if len(means) < 2:
+        return np.full(within.shape, np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt((draws - 1) / draws + means.var(0, ddof=1) / within)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Monte Carlo standard error of the mean of (chain, draw)."""
+    return float(values.std() / np.sqrt(ess(values, "mean")))
 
 
 def _flat(result: Draws) -> np.ndarray:
@@ -26,7 +45,7 @@ def _flat(result: Draws) -> np.ndarray:
 def effective_sample_size(result: Draws) -> np.ndarray:
     """The effective sample size of every parameter over all chains, in the order of `ravel_pytree(position)`."""
     draws = _flat(result)
-    return np.array([_ess(draws[:, :, i]) for i in range(draws.shape[2])])
+    return np.array([ess(draws[:, :, i]) for i in range(draws.shape[2])])
 
 
 def autocorrelation_time(result: Draws) -> np.ndarray:
@@ -36,5 +55,5 @@ def autocorrelation_time(result: Draws) -> np.ndarray:
     """
     draws = _flat(result)
     chains, count, d = draws.shape
-    sizes = [[_ess(draws[c : c + 1, :, i]) for c in range(chains)] for i in range(d)]
+    sizes = [[ess(draws[c : c + 1, :, i]) for c in range(chains)] for i in range(d)]
     return chains * count / np.sum(sizes, axis=1)

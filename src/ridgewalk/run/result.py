@@ -1,18 +1,26 @@
 """What a run gives back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk.diagnostics import plots
+from ridgewalk.diagnostics.check import check
+from ridgewalk.diagnostics.inference_data import to_arviz
+from ridgewalk.diagnostics.report import CheckReport
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State
 from ridgewalk.run.health import ChainStatus
 from ridgewalk.run.recording import Moments
 from ridgewalk.types import PyTree
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class Result:
     collected: Any = None
     moments: Moments | None = None
     store: Path | None = None
+    burn_in: int = 0
+    thin: int = 1
 
     @property
     def chains(self) -> int:
@@ -49,6 +59,11 @@ class Result:
     def draws(self) -> int:
         """How many draws were kept of each chain."""
         return int(self.step_sizes.shape[0])
+
+    @property
+    def draw_steps(self) -> np.ndarray:
+        """The step, counted from 1, that each draw was kept after."""
+        return self.burn_in + self.thin * np.arange(1, self.draws + 1)
 
     @property
     def alive(self) -> np.ndarray:
@@ -67,6 +82,42 @@ class Result:
             return jnp.asarray(np.asarray(leaf[:, : self.draws])[alive])
 
         return jax.tree.map(load, self.positions)
+
+    def summary(self, *, max_parameters: int = 1000) -> "pd.DataFrame":
+        """A table of means, standard deviations, their errors, effective draws and R̂ (see `diagnostics.summary`)."""
+        from ridgewalk.diagnostics.summary import summary  # noqa: PLC0415  (pandas is slow to import)
+
+        return summary(self, max_parameters=max_parameters)
+
+    def check(self) -> CheckReport:
+        """What is wrong with the run, in plain words, and what to try; nothing where it is healthy."""
+        return check(self)
+
+    def to_arviz(self, *, log_likelihood: bool = False, observed_data: bool = False) -> Any:
+        """An ArviZ InferenceData, on request with data and pointwise log likelihood (for `az.loo`, `az.waic`)."""
+        return to_arviz(self, log_likelihood=log_likelihood, observed_data=observed_data)
+
+    def plot_trace(self, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
+        """Marginals, and draws over time. `parameters` are names as in the summary, or whole leaves."""
+        return plots.plot_trace(self, parameters, max_parameters=max_parameters)
+
+    def plot_autocorrelation(
+        self, parameters: Sequence[str] | None = None, *, max_parameters: int = 8, max_lag: int | None = None
+    ) -> Any:
+        """Autocorrelation of the draws."""
+        return plots.plot_autocorrelation(self, parameters, max_parameters=max_parameters, max_lag=max_lag)
+
+    def plot_pairs(self, parameters: Sequence[str] | None = None, *, max_parameters: int = 5) -> Any:
+        """Scatter of every two parameters."""
+        return plots.plot_pairs(self, parameters, max_parameters=max_parameters)
+
+    def plot_posterior(self, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
+        """Marginal densities with mean and 94 % interval."""
+        return plots.plot_posterior(self, parameters, max_parameters=max_parameters)
+
+    def plot_steps(self) -> Any:
+        """Potential, gradient norm and temperature over the steps."""
+        return plots.plot_steps(self)
 
     def __repr__(self) -> str:
         """A line, not a page of numbers."""

@@ -186,6 +186,8 @@ def _result(
         collected=rooms.get("collected"),
         moments=None if moments[0] is None else join_moments(moments),
         store=archive.store_path,
+        burn_in=session.plan.burn_in,
+        thin=session.plan.thin,
     )
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ridgewalk.files import force_to_disk
+from ridgewalk.layout import leaf_names
 from ridgewalk.types import PyTree
 
 FORMAT = "ridgewalk-draws"
@@ -56,14 +57,6 @@ class MemoryStore:
     def read(self, draws: int) -> PyTree:
         """The first draws, without a copy."""
         return jax.tree.map(lambda x: x[:, :draws], self._arrays)
-
-
-def leaf_names(tree: PyTree) -> list[str]:
-    """A name for every leaf: its path, or `position` for a bare array."""
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
-    names = [name.replace("/", "_").strip(".") or "position" for name in names]
-    return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
 
 
 def settings_of(path: Path) -> Any:

@@ -1,0 +1,98 @@
+"""Gradients of the potential at draws: over all data, or over fresh examples that the chain has not moved by."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk.data import Batches, on_host, read_rows, streamed
+from ridgewalk.diagnostics.draws import Draws
+from ridgewalk.gradients import full_gradient_from_host
+from ridgewalk.layout import layout_of
+from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.types import PyTree, Vector
+
+NUMBERS_AT_ONCE = 2**24
+"""About how many gradient coordinates are on the device at a time."""
+
+
+def seen_target(target: Target) -> Target:
+    """The target as compiled code can take it: data on the host are replaced by a look at them."""
+    if isinstance(target, Posterior) and on_host(target.data):
+        return replace(target, data=streamed(target.data))
+    return target
+
+
+def fresh_batches(target: Posterior, examples: int, seed: int) -> Iterator[PyTree]:
+    """Batches of examples drawn at random with replacement; of `Batches`, as they come."""
+    if isinstance(target.data, Batches):
+        yield from target.data.forever()
+        return
+    rng = np.random.default_rng(seed)
+    host = on_host(target.data)
+    while True:
+        rows = rng.integers(0, target.size, examples)
+        yield jax.tree.map(lambda leaf, rows=rows: read_rows(leaf, rows) if host else leaf[rows], target.data)
+
+
+def stacked(batches: Iterator[PyTree], count: int) -> PyTree:
+    """The next batches, with a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *islice(batches, count))
+
+
+@jax.jit
+def _whole(target: Target, positions: PyTree) -> PyTree:
+    gradient = target.full_gradient if isinstance(target, Posterior) else jax.grad(target.potential)
+    return jax.lax.map(gradient, positions)
+
+
+@jax.jit
+def _on_batches(target: Target, positions: PyTree, batches: PyTree) -> PyTree:
+    return jax.lax.map(lambda pair: jax.grad(target.potential)(*pair), (positions, batches))
+
+
+def _gradients(target: Target, positions: PyTree, batches: Iterator[PyTree] | None, count: int) -> PyTree:
+    if batches is not None:
+        return _on_batches(seen_target(target), positions, stacked(batches, count))
+    if isinstance(target, Density) or not on_host(target.data):
+        return _whole(target, positions)
+    each = [full_gradient_from_host(target, jax.tree.map(lambda x, i=i: x[i], positions)) for i in range(count)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+
+def map_gradients(
+    draws: Draws,
+    positions: PyTree,
+    function: Callable[[Vector, Vector], Any],
+    examples: int | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """`function(θ, ∇U(θ))` of flat vectors, for positions (chain, draw, …); the values have axes (chain, draw, …).
+
+    `examples` None takes all data; a number takes so many fresh examples for each draw, whose gradient is unbiased.
+    """
+    target = draws.estimator.target
+    if isinstance(target, Posterior) and isinstance(target.data, Batches) and examples is None:
+        raise ValueError(
+            "examples: gradients over all data need every example once, which Batches does not promise; give a number"
+        )
+    batches = None
+    if examples is not None and isinstance(target, Posterior):
+        batches = fresh_batches(target, examples, seed)
+    first = jax.tree.leaves(positions)[0]
+    chains, length = first.shape[:2]
+    form = layout_of(jax.tree.map(lambda x: x[0, 0], positions))
+    flat = jax.tree.map(lambda x: jnp.reshape(x, (chains * length, *x.shape[2:])), positions)
+    block = max(1, NUMBERS_AT_ONCE // max(form.size, 1))
+    apply = jax.jit(jax.vmap(lambda p, g: function(form.ravel(p), form.ravel(g))))
+    values = []
+    for start in range(0, chains * length, block):
+        part = jax.tree.map(lambda x, start=start: x[start : start + block], flat)
+        count = min(block, chains * length - start)
+        values.append(np.asarray(apply(part, _gradients(target, part, batches, count)), float))
+    joined = np.concatenate(values)
+    return joined.reshape(chains, length, *joined.shape[1:])

@@ -1,0 +1,255 @@
+"""`Result.check()`: every fault is named on a run that really has it, and healthy runs pass in silence."""
+
+import contextlib
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.diagnosed import GAUSSIAN, REGRESSION, STEEPEST, healthy, run
+
+import ridgewalk as rw
+from ridgewalk.precondition.fixed import DiagonalOperator
+from ridgewalk.run import pace, session
+from ridgewalk.settings import settings
+
+QUICK = ("sgld, minibatch", "sgld, control variates", "hasgld_sa", "sghmc")
+SLOW = (
+    "sgld",
+    "hasgld_sa, control variates",
+    "hasgld_sa, limited",
+    "sghmc, minibatch",
+    "sgnht, minibatch",
+    "psgld",
+    "hamcmc",
+)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_healthy_runs_pass_in_silence(name):
+    report = healthy(name).check()
+    assert report.ok, str(report)
+    assert (len(report), list(report), report.notes) == (0, [], ())
+    assert str(report).startswith("nothing wrong found")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", QUICK + SLOW)
+def test_healthy_runs_pass_in_silence_with_other_seeds(name, seed):
+    report = healthy(name, seed).check()
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("sampler", [rw.sgld(), rw.sghmc(friction=0.5)])
+def test_step_size_too_large(sampler):
+    factor = 1.0 if sampler == rw.sgld() else 1.6
+    report = run(sampler, step_size=factor / STEEPEST, steps=4_000).check()
+    assert report.names == ("step_size",), str(report)
+    assert report.numbers["step size / stable one"] == pytest.approx(0.5 if factor == 1 else 1.6 / 3, rel=0.05)
+
+
+def test_step_size_too_large_for_the_gradient_noise():
+    report = run(rw.sgld(), step_size=0.3 / STEEPEST, batch_size=40).check()
+    assert report.names == ("gradient_noise",), str(report)
+    assert "control_variates" in str(report)
+
+
+def test_too_few_effective_draws():
+    report = run(rw.sgld(), step_size=1e-3 / STEEPEST, start=jnp.asarray(REGRESSION.mean), chains=1).check()
+    assert "few_effective_draws" in report.names, str(report)
+    assert "temperature" not in report.names, "chains that have not spread out are cold, but that is not the fault"
+
+
+@settings
+class TwoModes:
+    """Narrow bumps at −4 and 4."""
+
+    def __call__(self, x):
+        return jnp.sum(jnp.logaddexp(-2 * (x - 4) ** 2, -2 * (x + 4) ** 2))
+
+
+def test_chains_that_disagree():
+    starts = jnp.array([[4.0], [-4.0], [4.0], [-4.0]])
+    target = rw.Density(TwoModes())
+    report = run(rw.sgld(), target, start=starts, start_per_chain=True, step_size=0.03, steps=4_000).check()
+    assert "chains_disagree" in report.names, str(report)
+    kept = run(
+        rw.sgld(), target, start=starts, start_per_chain=True, step_size=0.03, steps=4_000, keep="moments"
+    ).check()
+    assert kept.names == ("chains_disagree",), str(kept)
+    assert "not kept" in kept.notes[0]
+
+
+@settings
+class WrongNoise(rw.Langevin):
+    """Langevin dynamics with a factor in the noise that does not belong there."""
+
+    factor: float = 1.0
+
+    def move(self, state, operator, gradient, noise, step_size, step):
+        return super().move(state, operator, gradient, self.factor * noise, step_size, step)
+
+
+@settings
+class WrongFactor(rw.Preconditioner):
+    """S Sᵀ = 2 G."""
+
+    def specialise(self, dimension, unravel):
+        return self
+
+    def init(self, position, gradient_at):
+        return Mismatched(jnp.full_like(position, 0.1))
+
+    def prepare(self, operator, departure):
+        return operator
+
+    def correction(self, operator):
+        return None
+
+    def learn(self, operator, transition):
+        return operator, rw.precondition.base.no_lesson(transition.before)
+
+
+class Mismatched(DiagonalOperator):
+    def displace(self, covector, noise):
+        return self.multiply(covector) + jnp.sqrt(2.0) * self.factor(noise)
+
+
+@pytest.mark.parametrize(("factor", "word"), [(2**0.5, "hot"), (2**-0.5, "cold")])
+def test_temperature_off_by_root_two(factor, word):
+    sampler = rw.Sampler(WrongNoise(factor=factor), rw.Identity())
+    options = {"step_size": 0.03, "steps": 12_000}
+    report = run(sampler, GAUSSIAN.target, 2, **options).check()
+    assert report.names == ("temperature",), str(report)
+    assert f"too {word}" in str(report)
+    assert report.numbers["configurational temperature"] == pytest.approx(factor**2, rel=0.2)
+
+
+def test_temperature_off_by_a_factor_that_does_not_match():
+    sampler = rw.Sampler(rw.Langevin(), WrongFactor())
+    report = run(sampler, GAUSSIAN.target, 2, step_size=3.0, steps=12_000).check()
+    assert report.names == ("temperature",), str(report)
+
+
+def test_temperature_that_was_asked_for_is_no_fault():
+    report = run(rw.sgld(temperature=2.0), GAUSSIAN.target, 2, step_size=0.03).check()
+    assert report.ok, str(report)
+    assert report.numbers["configurational temperature"] == pytest.approx(2.0, rel=0.2)
+
+
+def test_momenta_off_by_root_two():
+    @settings
+    class WrongKick(rw.Hamiltonian):
+        def move(self, state, operator, gradient, noise, step_size, step):
+            return super().move(state, operator, gradient, 2**0.5 * noise, step_size, step)
+
+    report = run(rw.Sampler(WrongKick(), rw.Identity()), GAUSSIAN.target, 2, step_size=0.01).check()
+    assert report.names == ("temperature",), str(report)
+    assert report.numbers["kinetic temperature"] == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_start_far_away_is_told_as_burn_in():
+    start = jnp.full(2, 300.0)
+    report = run(rw.sgld(), GAUSSIAN.target, start=start, step_size=0.03, burn_in=0, steps=8_000).check()
+    assert "burn_in" in report.names, str(report)
+    assert "temperature" not in report.names
+
+
+def frozen(k):
+    return 0.0 * k
+
+
+def poisoned(k):
+    return jnp.where(k >= 100, jnp.nan, 0.5)
+
+
+def test_preconditioner_that_never_changed():
+    report = run(rw.hasgld_sa(memory=2, adaptation=frozen), step_size=0.1, batch_size=None).check()
+    assert report.names == ("preconditioner",), str(report)
+    assert "never changed" in str(report)
+
+
+def test_preconditioner_with_nothing_to_learn_is_no_fault():
+    target = rw.Density(round_bowl)
+    report = run(rw.hasgld_sa(memory=2, adaptation=frozen), target, 2, step_size=0.1).check()
+    assert report.ok, str(report)
+
+
+def round_bowl(x):
+    return -0.5 * jnp.sum(x**2)
+
+
+def test_preconditioner_that_is_not_finite():
+    sampler = rw.hasgld_sa(memory=2, adaptation=poisoned)
+    found = run(sampler, step_size=0.1, steps=200, burn_in=0, thin=1).check()
+    assert "preconditioner" in found.names, str(found)
+    assert "not finite" in str(found)
+
+
+def test_preconditioner_whose_pairs_were_all_left_out():
+    """Steps lost in the rounding of float32: the chain stands still, so no pair can be used."""
+    target = rw.Density(distant_bowl)
+    start = jnp.full(2, 1e6, jnp.float32)
+    result = run(
+        rw.Sampler(rw.Langevin(), rw.LBFGS(memory=1, first_curvature=1e8)),
+        target,
+        start=start,
+        step_size=1e-3,
+        steps=400,
+        burn_in=0,
+    )
+    report = result.check()
+    assert {"preconditioner", "stuck"} <= set(report.names), str(report)
+    assert rw.pair_shares(result).rejected == 1.0
+
+
+def distant_bowl(x):
+    return -0.5 * jnp.sum((x - 1e6) ** 2)
+
+
+def test_diverged_chains_are_told_and_left_out():
+    starts = jnp.array([[0.1, 0.0], [0.0, 0.1], [1e3, 0.0]])
+    result = run(
+        rw.sgld(), rw.Density(quartic), start=starts, start_per_chain=True, chains=3, step_size=0.02, steps=12_000
+    )
+    report = result.check()
+    assert report.names == ("diverged",), str(report)
+    assert "1 of 3 chains" in str(report)
+    assert "chain 2" in str(report)
+    assert result.summary().shape == (2, 7)
+    assert np.isfinite(result.summary().to_numpy()).all()
+    assert result.to_arviz().posterior.chain.to_numpy().tolist() == [0, 1]
+    assert np.isfinite(rw.stein_discrepancy(result, max_draws=100))
+
+
+def quartic(x):
+    return -0.25 * jnp.sum(x**4) - 0.5 * jnp.sum(x**2)
+
+
+def test_interrupted_run(monkeypatch):
+    @contextlib.contextmanager
+    def interrupting(*_):
+        yield lambda *_: signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(session, "progress_bar", interrupting)
+    monkeypatch.setattr(pace, "LONGEST_CHUNK", 2_000)
+    result = run(rw.sgld(), GAUSSIAN.target, 2, step_size=0.03, burn_in=100, steps=10**6)
+    assert result.steps < 10**6
+    report = result.check()
+    assert "interrupted" in report.names, str(report)
+    assert set(report.names) <= {"interrupted", "few_effective_draws", "chains_disagree"}
+
+
+def test_sampler_that_is_none():
+    printed = run(rw.hasgld_sa(form="as_printed", memory=1), GAUSSIAN.target, 2, step_size=0.01, steps=2_000).check()
+    assert "sampler" in printed.names
+    descent = run(rw.sgld(temperature=0.0), GAUSSIAN.target, 2, step_size=0.01, steps=2_000).check()
+    assert "sampler" in descent.names
+
+
+def test_runs_too_short_to_look_at():
+    report = run(rw.sgld(), GAUSSIAN.target, 2, step_size=0.03, steps=3, burn_in=0, thin=1).check()
+    assert "3 draws" in report.notes[0]
+    jax.block_until_ready(report.numbers)
