@@ -29,6 +29,7 @@ from ridgewalk.run.checkpoint import CheckpointError
 from ridgewalk.run.health import ChainStatus, DivergenceError
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
+from ridgewalk.run.step_size import StepSize, find_step_size
 from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht, sgrld
 from ridgewalk.target import Density, Posterior
 
@@ -59,9 +60,11 @@ __all__ = [
     "Result",
     "Sampler",
     "State",
+    "StepSize",
     "Thermostat",
     "build_kernel",
     "control_variates",
+    "find_step_size",
     "fixed",
     "hamcmc",
     "hasgld_sa",
