@@ -13,7 +13,7 @@ import optax
 import ridgewalk as rw
 from ridgewalk.studies.problems import covariance_error, logistic_regression, paper_gaussian
 
-POINTS, HIDDEN, SIGMA = 200, 8, 0.2
+POINTS, HIDDEN, SIGMA = 200, 8, 0.5
 
 
 class Case(NamedTuple):
@@ -103,7 +103,7 @@ def descend(target, start, steps=3_000):
     return jax.jit(lambda p: jax.lax.scan(step, (p, rule.init(p)), None, length=steps)[0][0])(start)
 
 
-def nuts(log_density, start, chains=4, warm_up=1_000, draws=2_500):
+def nuts(log_density, start, chains=4, warm_up=500, draws=2_500):
     """Reference draws, exact but for Monte Carlo error."""
 
     def one(key):
@@ -117,7 +117,7 @@ def nuts(log_density, start, chains=4, warm_up=1_000, draws=2_500):
 
         return jax.lax.scan(step, state, jax.random.split(run, draws))[1]
 
-    made = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(9), chains))
+    made = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(9), chains))  # in lockstep it would wait for the longest tree
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), made)
 
 

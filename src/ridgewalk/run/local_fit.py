@@ -18,11 +18,14 @@ MOST_DENSE = 400
 """Up to this many parameters the averaged Hessian is formed; above, Lanczos finds its extent."""
 
 LANCZOS_STEPS = 24
-EXAMPLES = 1024
+EXAMPLES = 2048
 """Examples of the Hessian at each place; every place takes others, so that the average sees them all."""
 
 GRADIENTS = 24
 """Minibatch gradients at each place, from which the noise is estimated."""
+
+READINGS = 32
+"""Examples at each place whose predictions are judged."""
 
 JUDGED = 50
 """Of more parameters than this the covariance of so many is judged: of a whole network no run estimates it."""
@@ -36,19 +39,64 @@ class Places(NamedTuple):
 
 
 def fit(key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows) -> LocalModel:
-    """A and V averaged over the places, in the directions in which A is diagonal."""
+    """A and V averaged over the places, in the directions in which A is diagonal, and what is judged.
+
+    With data, that is what the likelihood sees of the parameters: ∇ log p(d_i | θ)ᵀ θ of some examples, which for a
+    network are its predictions, whatever its weights do. Without data it is the parameters. Each counts in units of
+    its own posterior spread.
+    """
     d = layout_of(jax.tree.map(lambda x: x[0], places.here)).size
-    if d <= MOST_DENSE:
-        matrix, noise = map(np.asarray, _dense(key, estimator, operator, places, rows))
-        values, axes = np.linalg.eigh(np.asarray(matrix, float))
-        a = _positive(values)
-        factor = np.asarray(jax.vmap(operator.factor)(jnp.asarray(axes.T, matrix.dtype)), float).T
-        # Rows of `factor · a^{−½}` are the parameters' spread over the directions; each is scaled to length one.
-        spread = factor / np.sqrt(a)
-        spread /= np.maximum(np.linalg.norm(spread, axis=1, keepdims=True), np.finfo(float).tiny)
-        return LocalModel(a, axes.T @ noise @ axes, spread.T @ spread, np.ones(d), JUDGED)
-    values, weights, noise = (np.asarray(x, float) for x in _lanczos(key, estimator, operator, places, rows))
-    return LocalModel(_positive(values), np.diag(noise), np.eye(len(values)), np.maximum(weights * d, 1e-6), JUDGED)
+    has_data = isinstance(estimator.target, Posterior)
+    steepest: float
+    if d > MOST_DENSE:
+        found = _lanczos(key, estimator, operator, places, rows)
+        basis, (values, weights, noise, steepest) = found[0], (np.asarray(x, float) for x in found[1:])
+        a, counts, noise = _positive(values), np.maximum(weights * d, 1e-6), np.diag(noise)
+        if not has_data:
+            return LocalModel(a, noise, np.eye(a.size), counts, JUDGED, float(steepest))
+        judged = np.asarray(_readings(key, estimator, operator, places, basis), float)
+    else:
+        matrices, prior, noise = (np.asarray(x, float) for x in _dense(key, estimator, operator, places, rows))
+        values, axes = np.linalg.eigh(_above(prior, matrices.mean(axis=0)))
+        a, noise, dtype = _positive(values), axes.T @ noise @ axes, layout_of(places.here).dtype
+        # The median: the largest would be that of the least lucky choice of examples.
+        steepest = max(a.max(), float(np.median(np.linalg.eigvalsh(matrices)[:, -1])))
+        basis = jnp.asarray(axes.T, dtype)
+        read = _readings(key, estimator, operator, places, basis) if has_data else jax.vmap(operator.factor)(basis).T
+        judged = np.asarray(read, float)
+    # What is judged, spread over the directions; each scaled to length one.
+    spread = judged / np.sqrt(a)
+    lengths = np.linalg.norm(spread, axis=1, keepdims=True)
+    spread = (spread / np.where(lengths > 0, lengths, 1))[np.isfinite(lengths[:, 0])]
+    together = a.size if has_data else JUDGED
+    return LocalModel(a, noise, spread.T @ spread, np.ones(a.size), together, float(steepest))
+
+
+@jax.jit
+def _readings(key: Key, estimator: GradientEstimator, operator: Any, places: Places, axes: jax.Array) -> jax.Array:
+    """Sᵀ ∇ log p(d_i | θ) along the rows of `axes`, for some examples at every place: (reading, direction)."""
+    form = layout_of(jax.tree.map(lambda x: x[0], places.here))
+
+    def at(place: tuple[Key, PyTree]) -> jax.Array:
+        batch = _batch(place[0], estimator, READINGS, replace=True)
+
+        def along(example: PyTree) -> Vector:
+            one = jax.tree.map(lambda x: x[None], example)
+            gradient = estimator.target.likelihood_gradient(place[1], one)  # type: ignore[union-attr]
+            return axes @ operator.factor_transpose(form.ravel(gradient))
+
+        return jax.lax.map(along, batch)
+
+    keys = jax.random.split(key, jax.tree.leaves(places.here)[0].shape[0])
+    return jax.lax.map(at, (keys, places.here)).reshape(-1, axes.shape[0])
+
+
+def _above(prior: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """The Hessian without what the likelihood takes from the prior's: data do not widen a posterior beyond its prior,
+    and where they seem to, a few places did not show the average.
+    """
+    values, axes = np.linalg.eigh(matrix - prior)
+    return prior + (axes * np.maximum(values, 0)) @ axes.T if prior.any() else matrix
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
@@ -69,24 +117,24 @@ def _batch(key: Key, estimator: GradientEstimator, count: int, replace: bool) ->
     return jax.tree.map(lambda x: x[chosen], data)
 
 
-def _product(key: Key, estimator: GradientEstimator, operator: Any, places: Places, directions: jax.Array) -> jax.Array:
-    """Sᵀ H S v for the rows v of `directions`, H averaged over the places."""
-    form = layout_of(jax.tree.map(lambda x: x[0], places.here))
-    count = jax.tree.leaves(places.here)[0].shape[0]
-    moved = jax.vmap(operator.factor)(directions)
+def _at_place(
+    estimator: GradientEstimator, operator: Any, key: Key, here: PyTree, directions: jax.Array, prior: bool = False
+) -> jax.Array:
+    """Sᵀ H S v at one place for the rows v of `directions`; with `prior`, H of the prior alone."""
+    form = layout_of(here)
+    target = estimator.target
+    batch = _batch(key, estimator, EXAMPLES, replace=False)
 
-    def at(total: jax.Array, place: tuple[Key, PyTree]) -> tuple[jax.Array, None]:
-        batch = _batch(place[0], estimator, EXAMPLES, replace=False)
+    def gradient(vector: Vector) -> Vector:
+        if prior and isinstance(target, Posterior):
+            return form.ravel(target.prior_gradient(form.unravel(vector)))
+        return form.ravel(jax.grad(target.potential)(form.unravel(vector), batch))
 
-        def gradient(vector: Vector) -> Vector:
-            return form.ravel(jax.grad(estimator.target.potential)(form.unravel(vector), batch))
+    def product(direction: Vector) -> Vector:
+        image = jax.jvp(gradient, (form.ravel(here),), (operator.factor(direction),))[1]
+        return operator.factor_transpose(image)
 
-        _, along = jax.linearize(gradient, form.ravel(place[1]))
-        return total + jax.lax.map(along, moved, batch_size=64) / count, None
-
-    keys = jax.random.split(key, count)
-    total, _ = jax.lax.scan(at, jnp.zeros_like(moved), (keys, places.here))
-    return jax.vmap(operator.factor_transpose)(total)
+    return jax.lax.map(product, directions, batch_size=32)
 
 
 def _deviations(key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows, axes: Any) -> Any:
@@ -120,38 +168,72 @@ def _deviations(key: Key, estimator: GradientEstimator, operator: Any, places: P
 @partial(jax.jit, static_argnames=("rows",))
 def _dense(
     key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sᵀ H S at every place, that of the prior on average, and V."""
     form = layout_of(jax.tree.map(lambda x: x[0], places.here))
     first, second = jax.random.split(key)
-    matrix = _product(first, estimator, operator, places, jnp.eye(form.size, dtype=form.dtype))
-    return (matrix + matrix.T) / 2, _deviations(second, estimator, operator, places, rows, None)
+    every = jnp.eye(form.size, dtype=form.dtype)
+    keys = jax.random.split(first, jax.tree.leaves(places.here)[0].shape[0])
+    matrices = jax.lax.map(lambda place: _at_place(estimator, operator, *place, every), (keys, places.here))
+    symmetric = (matrices + jnp.swapaxes(matrices, 1, 2)) / 2
+    prior = jnp.zeros_like(symmetric[0])
+    if isinstance(estimator.target, Posterior):
+
+        def of_prior(place: tuple[Key, PyTree]) -> jax.Array:
+            return _at_place(estimator, operator, *place, every, prior=True)
+
+        prior = jnp.mean(jax.lax.map(of_prior, (keys, places.here)), axis=0)
+        prior = (prior + prior.T) / 2
+    return symmetric, prior, _deviations(second, estimator, operator, places, rows, None)
 
 
 @partial(jax.jit, static_argnames=("rows",))
 def _lanczos(
     key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Ritz values of Sᵀ H S, the share of all directions each stands for, and the gradient noise along them."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Scalar]:
+    """Ritz vectors and values of the mean Sᵀ H S, the share of all directions each stands for, noise, the steepest.
+
+    Every product uses the same examples, so that all come from one matrix.
+    """
     form = layout_of(jax.tree.map(lambda x: x[0], places.here))
     first, second, third = jax.random.split(key, 3)
     start = jax.random.normal(first, (form.size,), form.dtype)
-    empty = jnp.zeros((LANCZOS_STEPS, form.size), form.dtype)
+    count = jax.tree.leaves(places.here)[0].shape[0]
+    where = (jax.random.split(second, count), places.here)
 
     def grow(basis: jax.Array, k: Scalar) -> tuple[jax.Array, Vector]:
-        # The same key each time: the products must come from one matrix.
-        image = _product(second, estimator, operator, places, basis[k][None])[0]
+        def add(total: Vector, place: tuple[Key, PyTree]) -> tuple[Vector, None]:
+            return total + _at_place(estimator, operator, *place, basis[k][None])[0] / count, None
+
+        image, _ = jax.lax.scan(add, jnp.zeros_like(start), where)
         column = basis @ image
         rest = image - column @ basis
         rest = rest - (basis @ rest) @ basis
         length = jnp.linalg.norm(rest)
-        following = jnp.where(length > 0, rest / jnp.where(length > 0, length, 1), rest)
-        return basis.at[k + 1].set(following, mode="drop"), column
+        return basis.at[k + 1].set(rest / jnp.where(length > 0, length, 1), mode="drop"), column
 
+    empty = jnp.zeros((LANCZOS_STEPS, form.size), form.dtype)
     begun = empty.at[0].set(start / jnp.linalg.norm(start))
     basis, columns = jax.lax.scan(grow, begun, jnp.arange(LANCZOS_STEPS))
     # Column k is known against the vectors up to k; the rest follows by symmetry.
     upper = jnp.triu(columns.T)
-    small = upper + jnp.triu(upper, 1).T
-    values, vectors = jnp.linalg.eigh(small)
-    noise = _deviations(third, estimator, operator, places, rows, vectors.T @ basis)
-    return values, vectors[0] ** 2, noise
+    values, vectors = jnp.linalg.eigh(upper + jnp.triu(upper, 1).T)
+    axes = vectors.T @ basis
+
+    def steepness(place: tuple[Key, PyTree]) -> Scalar:
+        """Power iteration from the steepest direction of the mean."""
+
+        def again(direction: Vector, _: None) -> tuple[Vector, Scalar]:
+            image = _at_place(estimator, operator, *place, direction[None])[0]
+            length = jnp.linalg.norm(image)
+            return image / jnp.where(length > 0, length, 1), length
+
+        return jnp.max(jax.lax.scan(again, axes[-1], None, length=3)[1])
+
+    if isinstance(estimator.target, Posterior):
+        middle = jax.tree.map(lambda x: x[0], where)
+        prior = _at_place(estimator, operator, *middle, axes, prior=True)
+        values = jnp.maximum(values, jnp.sum(prior * axes, axis=1))
+    steepest = jnp.maximum(jnp.max(jnp.abs(values)), jnp.median(jax.lax.map(steepness, where)))
+    noise = _deviations(third, estimator, operator, places, rows, axes)
+    return axes, values, vectors[0] ** 2, noise, steepest

@@ -27,11 +27,28 @@ class LocalModel(NamedTuple):
     """How many directions of the posterior each stands for; 1 where all were looked at."""
     judged: int
     """Of how many parameters the covariance is judged together."""
+    steepest: float
+    """The largest eigenvalue of G H at a single place, in the median: above that of the mean where H varies."""
 
     @property
     def limit(self) -> float:
-        """2 / λ_max(G H)."""
-        return float(2 / self.curvatures.max())
+        """2 / λ_max(G H), where it is steepest."""
+        return 2 / self.steepest
+
+    def settled(self) -> "LocalModel":
+        """With a G that has learnt the flat directions: a below 1 becomes 1, as at the fixed point G = H⁻¹."""
+        scale = np.sqrt(np.maximum(1, 1 / self.curvatures))
+        return self._replace(
+            curvatures=np.maximum(self.curvatures, 1), noise=self.noise * np.outer(scale, scale), steepest=max(self.steepest, 1)
+        )
+
+    def quiet(self) -> "LocalModel":
+        """With exact gradients."""
+        return self._replace(noise=np.zeros_like(self.noise))
+
+    def at_steepest(self) -> "LocalModel":
+        """All directions scaled to the place where G H is largest: what must still be stable."""
+        return self._replace(curvatures=self.curvatures * self.steepest / self.curvatures.max())
 
 
 class Law(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from rich.console import Console
 from rich.table import Table
 
@@ -15,10 +16,12 @@ from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import SVRG, GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
+from ridgewalk.precondition.base import Settling
+from ridgewalk.precondition.dense import Dense
 from ridgewalk.run import checks
 from ridgewalk.run.health import DivergenceError, stability_limit
 from ridgewalk.run.local_fit import Places, fit
-from ridgewalk.run.local_law import LocalModel, Prediction, excess_potential, predict
+from ridgewalk.run.local_law import LocalModel, Prediction, excess_potential, predict, stationary_law
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.target import Density, Posterior, Target
@@ -28,6 +31,9 @@ CHAINS = 2
 DRAWS = 32
 PLACES = 4
 """Chains of a pilot run, draws kept of each, and how many of the last ones curvature and noise are looked at."""
+
+ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 4, 8)
+"""How long each pilot run is, in twentieths of the intended run; a preconditioner that learns needs time."""
 
 MARGIN = 1.25
 """The chosen step size is stable by this factor: curvature is not the same everywhere."""
@@ -136,14 +142,15 @@ def find_step_size(
         )
     pilot = _Pilot(key, sampler, estimator, seen, batch_size, position)
     length = int(np.clip(steps // 20, 8 * DRAWS, 1_000))
-    chosen, model = first / 20, None
-    for round_number in range(3):
-        chosen = pilot.run(chosen, length * (1 if round_number == 0 else 2))
+    flat, unravel = ravel_pytree(position)
+    rule = sampler.preconditioner.specialise(flat.shape[0], unravel)
+    chosen = first / 20
+    for factor in ROUNDS_OF_LEARNING if isinstance(rule, Settling) else ROUNDS:
+        chosen = pilot.run(chosen, length * factor)
         model = pilot.look(rows)
-        before, chosen = chosen, _best(sampler.dynamics, model, steps, chains)
-        if round_number and max(before / chosen, chosen / before) < 1.5:
-            break
-    assert model is not None
+        if isinstance(rule, Dense):
+            model = model.settled()
+        chosen = _best(sampler.dynamics, model, steps, chains)
     halvings = pilot.check_halving(chosen, model, length)
     value = halvings[-1].step_size
     found = _explain(sampler.dynamics, value, model, halvings, steps, chains)
@@ -279,12 +286,14 @@ class _Pilot:
 def _best(dynamics: Dynamics, model: LocalModel, steps: int, chains: int) -> float:
     """The ε of least predicted error: by factors of 2, then 8 between each."""
 
+    steep = model.at_steepest()
+
     def error(step_size: float) -> float:
-        if not math.isfinite(predict(dynamics, MARGIN * step_size, model, steps, chains).total):
+        if not stationary_law(dynamics, MARGIN * step_size, steep).stable:
             return math.inf
         return predict(dynamics, step_size, model, steps, chains).total
 
-    coarse = 4 * model.limit * 2.0 ** -np.arange(28.0)
+    coarse = 4 * model.limit * 2.0 ** -np.arange(1, 28.0)
     best = coarse[int(np.argmin([error(e) for e in coarse]))]
     fine = best * 2.0 ** np.linspace(-1, 1, 17)
     return float(fine[int(np.argmin([error(e) for e in fine]))])
@@ -299,8 +308,7 @@ def _explain(
 
     table = tuple(row(value * factor) for factor in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
     chosen, last = table[3], halvings[-1]
-    quiet = replace_noise(model)
-    noise_free = predict(dynamics, value, quiet, steps, chains).bias
+    noise_free = predict(dynamics, value, model.quiet(), steps, chains).bias
     source = "gradient noise" if chosen.bias > 2 * noise_free else "the size of the steps, or mixing too slow"
     explanation = (
         f"step size {value:.3g}: in {steps:,} steps the covariance has a bias of {chosen.bias:.2g} (most of it from "
@@ -311,11 +319,6 @@ def _explain(
     if len(halvings) > 1:
         explanation += f"; {halvings[0].step_size:.3g}, of least predicted error, failed this check"
     return StepSize(value, model.limit, table, halvings, explanation + ".")
-
-
-def replace_noise(model: LocalModel) -> LocalModel:
-    """The same curvature with exact gradients."""
-    return model._replace(noise=np.zeros_like(model.noise))
 
 
 def _show(found: StepSize, steps: int) -> None:
