@@ -117,7 +117,9 @@ def nuts(log_density, start, chains=4, warm_up=500, draws=2_500):
 
         return jax.lax.scan(step, state, jax.random.split(run, draws))[1]
 
-    made = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(9), chains))  # in lockstep it would wait for the longest tree
+    made = jax.jit(lambda keys: jax.lax.map(one, keys))(
+        jax.random.split(jax.random.key(9), chains)
+    )  # in lockstep it would wait for the longest tree
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), made)
 
 

@@ -24,7 +24,7 @@ EXAMPLES = 2048
 GRADIENTS = 24
 """Minibatch gradients at each place, from which the noise is estimated."""
 
-READINGS = 32
+READINGS = 128
 """Examples at each place whose predictions are judged."""
 
 JUDGED = 50
@@ -57,7 +57,12 @@ def fit(key: Key, estimator: GradientEstimator, operator: Any, places: Places, r
         judged = np.asarray(_readings(key, estimator, operator, places, basis), float)
     else:
         matrices, prior, noise = (np.asarray(x, float) for x in _dense(key, estimator, operator, places, rows))
-        values, axes = np.linalg.eigh(_above(prior, matrices.mean(axis=0)))
+        mean = matrices.mean(axis=0)
+        if has_data:
+            every = jnp.eye(d, dtype=layout_of(places.here).dtype)
+            scores = np.asarray(_readings(key, estimator, operator, places, every), float)
+            mean = _at_least(prior + estimator.target.size * scores.T @ scores / len(scores), mean)  # type: ignore[union-attr]
+        values, axes = np.linalg.eigh(mean)
         a, noise, dtype = _positive(values), axes.T @ noise @ axes, layout_of(places.here).dtype
         # The median: the largest would be that of the least lucky choice of examples.
         steepest = max(a.max(), float(np.median(np.linalg.eigvalsh(matrices)[:, -1])))
@@ -91,12 +96,15 @@ def _readings(key: Key, estimator: GradientEstimator, operator: Any, places: Pla
     return jax.lax.map(at, (keys, places.here)).reshape(-1, axes.shape[0])
 
 
-def _above(prior: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """The Hessian without what the likelihood takes from the prior's: data do not widen a posterior beyond its prior,
-    and where they seem to, a few places did not show the average.
+def _at_least(floor: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """The matrix, raised to the floor in the directions in which it lies below.
+
+    Of a posterior with data the floor is prior plus Fisher information, which is what H averages to. At a few places
+    the rest of H, residuals times second derivatives, can make a network look flat in directions that its predictions
+    depend on.
     """
-    values, axes = np.linalg.eigh(matrix - prior)
-    return prior + (axes * np.maximum(values, 0)) @ axes.T if prior.any() else matrix
+    values, axes = np.linalg.eigh(floor - matrix)
+    return matrix + (axes * np.maximum(values, 0)) @ axes.T
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
@@ -154,7 +162,7 @@ def _deviations(key: Key, estimator: GradientEstimator, operator: Any, places: P
             return flat if axes is None else axes @ flat
 
         made = jax.lax.map(gradient, jax.random.split(key, GRADIENTS))
-        made = made - jnp.mean(made, axis=0)
+        made = made - jnp.mean(made, axis=0, keepdims=True)
         return total + (made.T @ made if axes is None else jnp.sum(made**2, axis=0)), None
 
     width = form.size if axes is None else axes.shape[0]

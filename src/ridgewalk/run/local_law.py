@@ -39,7 +39,9 @@ class LocalModel(NamedTuple):
         """With a G that has learnt the flat directions: a below 1 becomes 1, as at the fixed point G = H⁻¹."""
         scale = np.sqrt(np.maximum(1, 1 / self.curvatures))
         return self._replace(
-            curvatures=np.maximum(self.curvatures, 1), noise=self.noise * np.outer(scale, scale), steepest=max(self.steepest, 1)
+            curvatures=np.maximum(self.curvatures, 1),
+            noise=self.noise * np.outer(scale, scale),
+            steepest=max(self.steepest, 1),
         )
 
     def quiet(self) -> "LocalModel":

@@ -243,9 +243,7 @@ class _Pilot:
         chosen = DRAWS - 1 - np.arange(PLACES) * (DRAWS // 2 // PLACES)
 
         def take(back: int) -> PyTree:
-            return jax.tree.map(
-                lambda x: x[:, chosen - back].reshape(-1, *x.shape[2:]), self.result.kept_positions()
-            )
+            return jax.tree.map(lambda x: x[:, chosen - back].reshape(-1, *x.shape[2:]), self.result.kept_positions())
 
         operator = self.result.final_states[0].preconditioner
         key = jax.random.fold_in(self.key, 1_000 + self.runs)
