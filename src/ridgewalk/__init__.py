@@ -36,6 +36,7 @@ from ridgewalk.run.checkpoint import CheckpointError
 from ridgewalk.run.health import ChainStatus, DivergenceError
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
+from ridgewalk.run.step_size import StepSize, find_step_size
 from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht, sgrld
 from ridgewalk.target import Density, Posterior
 
@@ -68,6 +69,7 @@ __all__ = [
     "Result",
     "Sampler",
     "State",
+    "StepSize",
     "Thermostat",
     "autocorrelation_time",
     "build_kernel",
@@ -75,6 +77,7 @@ __all__ = [
     "control_variates",
     "effective_rank",
     "effective_sample_size",
+    "find_step_size",
     "fixed",
     "gradient_noise_share",
     "hamcmc",

@@ -1,0 +1,331 @@
+"""`find_step_size`: the step size of least error for a run of a given length."""
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from rich.console import Console
+from rich.table import Table
+
+from ridgewalk.data import on_host, streamed
+from ridgewalk.dynamics.as_printed import AsPrinted
+from ridgewalk.dynamics.base import Dynamics
+from ridgewalk.gradients import SVRG, GradientEstimator, as_estimator
+from ridgewalk.kernel import Sampler
+from ridgewalk.precondition.base import Settling
+from ridgewalk.precondition.dense import Dense
+from ridgewalk.run import checks
+from ridgewalk.run.health import DivergenceError, stability_limit
+from ridgewalk.run.local_fit import Places, fit
+from ridgewalk.run.local_law import LocalModel, Prediction, excess_potential, predict, stationary_law
+from ridgewalk.run.result import Result
+from ridgewalk.run.sample import sample
+from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.types import Key, PyTree
+
+CHAINS = 2
+DRAWS = 32
+PLACES = 4
+"""Chains of a pilot run, draws kept of each, and how many of the last ones curvature and noise are looked at."""
+
+ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 4, 8)
+"""How long each pilot run is, in twentieths of the intended run; a preconditioner that learns needs time."""
+
+MARGIN = 1.25
+"""The chosen step size is stable by this factor: curvature is not the same everywhere."""
+
+STANDARD_ERRORS = 3.0
+"""By so many the potential must exceed the prediction in the step-halving check to fail it."""
+
+MOST_TRIES = 8
+
+
+class Row(NamedTuple):
+    """What a run at one step size is predicted to show: errors of the covariance, as log ratios."""
+
+    step_size: float
+    bias: float
+    monte_carlo: float
+    total: float
+
+
+class Halving(NamedTuple):
+    """Mean potential at ε less that at ε/2, its standard error, and what the local model expects."""
+
+    step_size: float
+    measured: float
+    standard_error: float
+    expected: float
+    passed: bool
+
+
+class StepSize(float):
+    """A step size, usable as the number it is, with how it was found."""
+
+    limit: float
+    """2 / λ_max(G H), where the chain has been."""
+    table: tuple[Row, ...]
+    halvings: tuple[Halving, ...]
+    explanation: str
+
+    def __new__(
+        cls, value: float, limit: float, table: tuple[Row, ...], halvings: tuple[Halving, ...], explanation: str
+    ) -> "StepSize":
+        """The number with its reasons."""
+        made = super().__new__(cls, value)
+        made.limit, made.table, made.halvings, made.explanation = limit, table, halvings, explanation
+        return made
+
+    def __repr__(self) -> str:
+        """The number and the limit it keeps to."""
+        return f"StepSize({float(self):.3g}, limit={self.limit:.3g})"
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What copies are made from."""
+        return float(self), self.limit, self.table, self.halvings, self.explanation
+
+
+def find_step_size(
+    key: Key,
+    sampler: Sampler,
+    target: Target | GradientEstimator,
+    position: PyTree,
+    *,
+    batch_size: int | None = None,
+    steps: int = 20_000,
+    chains: int = 1,
+    progress: bool = True,
+) -> StepSize:
+    """The step size with which a run of `steps` steps has the least error: bias² + Monte Carlo variance.
+
+    Pilot runs teach the preconditioner and show where the chain goes. There the Hessian H and the covariance of the
+    gradient's noise are measured, seen through G; the chain is then that of a Gaussian posterior, whose bias (from ε
+    and from gradient noise) and Monte Carlo error after `steps` steps are known in closed form, for every ε. What is
+    judged is the covariance of the parameters, each in units of its own spread. Last, chains at ε and ε/2 are
+    compared: where the potential differs by more than predicted, ε is halved until it does not.
+
+        size = rw.find_step_size(key, rw.hasgld_sa(), target, start, batch_size=100, steps=20_000)
+        print(size.limit, size.explanation)
+        result = rw.sample(
+            key, rw.hasgld_sa(), target, start, steps=20_000, step_size=size, batch_size=100
+        )
+
+    It costs about half a run of 20,000 steps, and a Hessian product per parameter (24 for large models) at 8 places.
+
+    Args:
+        key: a JAX random key.
+        sampler: the sampler of the intended run.
+        target: the target of the intended run, or an estimator such as `control_variates(posterior, centre)`.
+        position: where the chains start, best near a mode.
+        batch_size: examples of each step's batch, as in the intended run.
+        steps: length of the intended run: the longer, the smaller the step size that pays.
+        chains: chains of the intended run, whose draws are pooled.
+        progress: print what was found.
+    """
+    checks.check_kinds(sampler, target)
+    checks.check_counts(steps, 0, 1, chains)
+    _check_dynamics(sampler.dynamics)
+    estimator = as_estimator(target)
+    rows = checks.check_data(estimator.target, batch_size, True)
+    position = checks.check_position(position)
+    seen = _seen(estimator)
+    checks.check_functions(seen.target, position, rows)
+    first = stability_limit(sampler, seen, position)
+    if not math.isfinite(first):
+        raise ValueError(
+            "target: its curvature at the position is zero, NaN or infinite, so no step size can be told; start "
+            "elsewhere, or check log_density (log_prior, log_likelihood) for kinks and overflow"
+        )
+    pilot = _Pilot(key, sampler, estimator, seen, batch_size, position)
+    length = int(np.clip(steps // 20, 8 * DRAWS, 1_000))
+    flat, unravel = ravel_pytree(position)
+    rule = sampler.preconditioner.specialise(flat.shape[0], unravel)
+    chosen = first / 20
+    for factor in ROUNDS_OF_LEARNING if isinstance(rule, Settling) else ROUNDS:
+        chosen = pilot.run(chosen, length * factor)
+        model = pilot.look(rows)
+        if isinstance(rule, Dense):
+            model = model.settled()
+        chosen = _best(sampler.dynamics, model, steps, chains)
+    halvings = pilot.check_halving(chosen, model, length)
+    value = halvings[-1].step_size
+    found = _explain(sampler.dynamics, value, model, halvings, steps, chains)
+    if progress:
+        _show(found, steps)
+    return found
+
+
+def _check_dynamics(dynamics: Dynamics) -> None:
+    if isinstance(dynamics, AsPrinted):
+        raise ValueError(
+            "sampler: form='as_printed' does not sample the posterior, so no step size has a small bias; use "
+            "form='dense', 'low_rank' or 'limited'"
+        )
+    if not dynamics.temperature > 0:
+        raise ValueError(
+            f"sampler: at temperature {dynamics.temperature} it descends and does not sample; use 1.0 for the posterior"
+        )
+
+
+def _seen(estimator: GradientEstimator) -> GradientEstimator:
+    """The estimator as compiled code sees it: data on the host are replaced by a few examples."""
+    target = estimator.target
+    if isinstance(target, Density) or not on_host(target.data):
+        return estimator
+    inside: Any = replace(estimator, target=replace(target, data=streamed(target.data)))  # type: ignore[type-var]
+    return jax.tree.map(jnp.asarray, inside)
+
+
+class _Pilot:
+    """Short runs, each from where the last one ended."""
+
+    def __init__(
+        self,
+        key: Key,
+        sampler: Sampler,
+        estimator: GradientEstimator,
+        seen: GradientEstimator,
+        batch_size: int | None,
+        position: PyTree,
+    ) -> None:
+        self.key, self.sampler, self.estimator, self.seen = key, sampler, estimator, seen
+        self.batch_size = batch_size
+        self.starts = jax.tree.map(lambda x: jnp.broadcast_to(x, (CHAINS, *x.shape)), position)
+        self.runs = 0
+        self.result: Result
+
+    def _sample(self, step_size: float, length: int, **options: Any) -> Result | None:
+        """Chains from where the last ones ended; None where one diverged."""
+        try:
+            result = sample(
+                jax.random.fold_in(self.key, self.runs),
+                self.sampler,
+                self.estimator,
+                self.starts,
+                steps=length,
+                step_size=step_size,
+                batch_size=self.batch_size,
+                chains=CHAINS,
+                start_per_chain=True,
+                progress=False,
+                **options,
+            )
+        except DivergenceError:
+            return None
+        return result if result.alive.all() else None
+
+    def run(self, step_size: float, length: int) -> float:
+        """A run at `step_size`, or at a smaller one where chains diverge; the step size it was made with."""
+        self.runs += 1
+        for _ in range(MOST_TRIES):
+            result = self._sample(step_size, length, thin=length // DRAWS)
+            if result is not None:
+                self.result, self.length = result, length
+                self.starts = jax.tree.map(
+                    lambda *leaves: jnp.stack(leaves), *[state.position for state in result.final_states]
+                )
+                return step_size
+            step_size /= 4
+        raise DivergenceError(
+            f"chains of {length} steps diverge at all step sizes down to {4 * step_size:.2g}; start nearer a mode, or "
+            "check that the log density is smooth there"
+        )
+
+    def look(self, rows: Any) -> LocalModel:
+        """Curvature and gradient noise at some of the last draws, seen through the preconditioner of the first chain."""
+        estimator, lag = self.estimator, 1
+        if isinstance(estimator, SVRG):
+            lag = min(max(1, round(estimator.every * DRAWS / self.length / 2)), DRAWS // 2)
+        chosen = DRAWS - 1 - np.arange(PLACES) * (DRAWS // 2 // PLACES)
+
+        def take(back: int) -> PyTree:
+            return jax.tree.map(lambda x: x[:, chosen - back].reshape(-1, *x.shape[2:]), self.result.kept_positions())
+
+        operator = self.result.final_states[0].preconditioner
+        key = jax.random.fold_in(self.key, 1_000 + self.runs)
+        return fit(key, self.seen, operator, Places(take(0), take(lag)), rows)
+
+    def check_halving(self, step_size: float, model: LocalModel, length: int) -> tuple[Halving, ...]:
+        """Runs at ε and ε/2 with the same random numbers, ε halved until the potentials agree as predicted."""
+        self.runs += 1
+        temperature, found = self.sampler.dynamics.temperature, []
+        full = self._potentials(step_size, length)
+        for _ in range(MOST_TRIES):
+            half = self._potentials(step_size / 2, length)
+            expected = excess_potential(self.sampler.dynamics, step_size, model, length)
+            if full is None or half is None:
+                found.append(Halving(step_size, math.inf, 0.0, expected, False))
+            else:
+                groups = (full - half).reshape(CHAINS * 4, -1).mean(axis=1)
+                error = float(groups.std(ddof=1) / math.sqrt(groups.size))
+                slack = STANDARD_ERRORS * error + 0.05 * temperature * model.counts.sum() / 2
+                measured = float(groups.mean())
+                found.append(Halving(step_size, measured, error, expected, measured <= 2 * expected + slack))
+            if found[-1].passed:
+                return tuple(found)
+            step_size, full = step_size / 2, half
+        raise DivergenceError(
+            f"no step size down to {step_size:.2g} passes the step-halving check; start nearer a mode"
+        )
+
+    def _potentials(self, step_size: float, length: int) -> np.ndarray | None:
+        """Potentials (chain, draw) of the second half of a run."""
+        result = self._sample(step_size, length, burn_in=length // 2, thin=4, keep="moments")
+        if result is None:
+            return None
+        potentials = np.asarray(result.info.potential, float)
+        return potentials[:, : potentials.shape[1] // 4 * 4]
+
+
+def _best(dynamics: Dynamics, model: LocalModel, steps: int, chains: int) -> float:
+    """The ε of least predicted error: by factors of 2, then 8 between each."""
+
+    steep = model.at_steepest()
+
+    def error(step_size: float) -> float:
+        if not stationary_law(dynamics, MARGIN * step_size, steep).stable:
+            return math.inf
+        return predict(dynamics, step_size, model, steps, chains).total
+
+    coarse = 4 * model.limit * 2.0 ** -np.arange(1, 28.0)
+    best = coarse[int(np.argmin([error(e) for e in coarse]))]
+    fine = best * 2.0 ** np.linspace(-1, 1, 17)
+    return float(fine[int(np.argmin([error(e) for e in fine]))])
+
+
+def _explain(
+    dynamics: Dynamics, value: float, model: LocalModel, halvings: tuple[Halving, ...], steps: int, chains: int
+) -> StepSize:
+    def row(step_size: float) -> Row:
+        found: Prediction = predict(dynamics, step_size, model, steps, chains)
+        return Row(step_size, found.bias, found.monte_carlo, found.total)
+
+    table = tuple(row(value * factor) for factor in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
+    chosen, last = table[3], halvings[-1]
+    noise_free = predict(dynamics, value, model.quiet(), steps, chains).bias
+    source = "gradient noise" if chosen.bias > 2 * noise_free else "the size of the steps, or mixing too slow"
+    explanation = (
+        f"step size {value:.3g}: in {steps:,} steps the covariance has a bias of {chosen.bias:.2g} (most of it from "
+        f"{source}) and a Monte Carlo error of {chosen.monte_carlo:.2g}, in log ratios. 2/λ_max(G H) = "
+        f"{model.limit:.3g}. Halving: the potential at ε exceeds that at ε/2 by {last.measured:.3g} ± "
+        f"{last.standard_error:.2g}, expected {last.expected:.3g}"
+    )
+    if len(halvings) > 1:
+        explanation += f"; {halvings[0].step_size:.3g}, of least predicted error, failed this check"
+    return StepSize(value, model.limit, table, halvings, explanation + ".")
+
+
+def _show(found: StepSize, steps: int) -> None:
+    table = Table(title=f"error of the covariance after {steps:,} steps (log ratio)", title_justify="left")
+    for column in ("step size", "bias", "Monte Carlo", "total", ""):
+        table.add_column(column, justify="right")
+    for row in found.table:
+        numbers = [f"{x:.2g}" if math.isfinite(x) else "unstable" for x in row[1:]]
+        table.add_row(f"{row.step_size:.3g}", *numbers, "chosen" if row.step_size == float(found) else "")
+    console = Console(width=None if Console().is_terminal else 110)
+    console.print(table)
+    console.print(found.explanation, highlight=False)
