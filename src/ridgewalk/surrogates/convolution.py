@@ -14,7 +14,6 @@ where `turned` reverses both axes of the kernel and swaps the channels. So the t
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -99,7 +98,7 @@ def _correlate(x: jax.Array, y: jax.Array, *, kernel: int) -> jax.Array:
 
 def _primitive(name: str, compute: Callable[..., jax.Array], shape: Callable[..., tuple[int, ...]]) -> Primitive:
     primitive = Primitive(name)
-    primitive.def_impl(lambda *operands, **options: jax.jit(partial(compute, **options))(*operands))
+    primitive.def_impl(jax.jit(compute, static_argnames="kernel"))
     primitive.def_abstract_eval(lambda a, b, **options: ShapedArray(shape(a, b, **options), a.dtype))
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
 
