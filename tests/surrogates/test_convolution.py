@@ -31,7 +31,7 @@ CASES = [(1, 4, 3), (4, 2, 3), (2, 3, 5)]
 
 @pytest.fixture(params=[2**21, 1], ids=["whole batch", "example by example"], autouse=True)
 def slices(request, monkeypatch):
-    monkeypatch.setattr(convolution, "PATCH_NUMBERS", request.param)
+    monkeypatch.setattr(convolution, "NUMBERS_AT_ONCE", request.param)
 
 
 @pytest.mark.parametrize(("before", "after", "kernel"), CASES)

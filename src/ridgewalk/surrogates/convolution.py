@@ -1,8 +1,10 @@
 """Convolutions as matrix products, fast on CPU inside compiled loops, differentiable to any order in both modes.
 
-XLA's own convolution is slow on CPU inside a loop, and its gradient slower. Here each convolution is a product of a
-matrix of patches with the weights, for a few examples at a time, so that patches stay in the cache and their memory
-is used again.
+XLA's own convolution is slow on CPU inside a loop, and its gradient slower. Here each convolution is one matrix
+product, for a few examples at a time, so that what surrounds the product stays in the cache and its memory is used
+again. With few channels in, the matrix holds patches (k² numbers for each in a field, k the kernel's width). With more,
+the work is split between the sides: the matrix holds the k neighbours within a row, the product gives the k parts that
+a place adds to the rows around it, and these are added up.
 
 Left to itself, JAX would differentiate the patches into sums of padded arrays, at twice the cost of a convolution.
 But a convolution is bilinear, and its two transposes are a convolution and a correlation again:
@@ -22,8 +24,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-PATCH_NUMBERS = 2**21
-"""About how many numbers the patches of a slice of examples may hold."""
+NUMBERS_AT_ONCE = 2**20
+"""About how many numbers the matrices of a slice of examples may hold."""
 
 
 def convolve(x: jax.Array, weights: jax.Array) -> jax.Array:
@@ -56,44 +58,81 @@ def turned(weights: jax.Array) -> jax.Array:
     return jnp.swapaxes(weights[::-1, ::-1], 2, 3)
 
 
-def _examples_at_once(examples: int, numbers: int) -> int:
-    """The largest divisor of `examples` whose patches, `numbers` each, fit."""
-    most = max(1, PATCH_NUMBERS // max(1, numbers))
-    return max(size for size in range(1, examples + 1) if examples % size == 0 and size <= most)
+def beside(x: jax.Array, kernel: int) -> jax.Array:
+    """(example, row, column, kernel·channel): each place and its neighbours within the row, left to right."""
+    r = kernel // 2
+    padded = jnp.pad(x, ((0, 0), (0, 0), (r, r), (0, 0)))
+    return jnp.concatenate([padded[:, :, q : q + x.shape[2]] for q in range(kernel)], axis=-1)
 
 
-def _sliced(x: jax.Array, size: int) -> jax.Array:
-    return x.reshape(x.shape[0] // size, size, *x.shape[1:])
+def above(x: jax.Array, kernel: int) -> jax.Array:
+    """(example, row, column, kernel·channel): each place and its neighbours within the column, highest row first."""
+    r = kernel // 2
+    padded = jnp.pad(x, ((0, 0), (r, r), (0, 0), (0, 0)))
+    starts = [2 * r - p for p in range(kernel)]
+    return jnp.concatenate([padded[:, start : start + x.shape[1]] for start in starts], axis=-1)
+
+
+def _patches_move_less(kernel: int, few: int, many: int) -> bool:
+    """Whether patches of `few` channels move fewer numbers than neighbours on both sides."""
+    return kernel**2 * few + many <= kernel * (few + many)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _sliced(x: jax.Array, *arrays: jax.Array, channels: int) -> list[jax.Array]:
+    """The arrays with their examples in slices, of as many as fit with `channels` numbers for each place."""
+    most = max(1, NUMBERS_AT_ONCE // (x.shape[1] * x.shape[2] * channels))
+    size = max(size for size in range(1, x.shape[0] + 1) if x.shape[0] % size == 0 and size <= most)
+    return [a.reshape(a.shape[0] // size, size, *a.shape[1:]) for a in (x, *arrays)]
 
 
 def _convolve(x: jax.Array, weights: jax.Array, *, kernel: int) -> jax.Array:
     before, after = weights.shape[2:]
-    matrix = weights.reshape(-1, after)
+    rows = x.shape[1]
 
-    def one_slice(part: jax.Array) -> jax.Array:
-        seen = patches(part, kernel).reshape(-1, kernel * kernel * before)
-        return (seen @ matrix).reshape(*part.shape[:3], after)
+    def by_patches(part: jax.Array) -> jax.Array:
+        return (_rows(patches(part, kernel)) @ weights.reshape(-1, after)).reshape(*part.shape[:3], after)
 
-    size = _examples_at_once(x.shape[0], x.shape[1] * x.shape[2] * kernel * kernel * before)
-    if size == x.shape[0]:
-        return one_slice(x)
-    return jax.lax.map(one_slice, _sliced(x, size)).reshape(*x.shape[:3], after)
+    def by_sides(part: jax.Array) -> jax.Array:
+        matrix = jnp.moveaxis(weights, 0, 2).reshape(kernel * before, kernel * after)
+        made = (_rows(beside(part, kernel)) @ matrix).reshape(*part.shape[:3], kernel * after)
+        padded = jnp.pad(made, ((0, 0), (kernel // 2, kernel // 2), (0, 0), (0, 0)))
+        parts = [padded[:, p : p + rows, :, p * after : (p + 1) * after] for p in range(kernel)]
+        return sum(parts[1:], start=parts[0])
+
+    few = _patches_move_less(kernel, before, after)
+    channels = kernel**2 * before + after if few else kernel * (before + after)
+    (parts,) = _sliced(x, channels=channels)
+    return jax.lax.map(by_patches if few else by_sides, parts).reshape(*x.shape[:3], after)
 
 
 def _correlate(x: jax.Array, y: jax.Array, *, kernel: int) -> jax.Array:
     """w[p, q, a, b] = Σ_{n, i, j} x[n, i + p − r, j + q − r, a] y[n, i, j, b]."""
     before, after = x.shape[3], y.shape[3]
-    if after < before:  # patches of the side with fewer channels: Σ x[·, a] y[· − (p − r), b]
+    if after < before:  # the same sum, counted from the places of x
         return turned(_correlate(y, x, kernel=kernel))
 
-    def one_slice(total: jax.Array, parts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        seen = patches(parts[0], kernel).reshape(-1, kernel * kernel * before)
-        return total + seen.T @ parts[1].reshape(-1, after), None
+    def by_patches(x: jax.Array, y: jax.Array) -> jax.Array:
+        return _rows(patches(x, kernel)).T @ _rows(y)
 
-    size = _examples_at_once(x.shape[0], x.shape[1] * x.shape[2] * kernel * kernel * before)
-    empty = jnp.zeros((kernel * kernel * before, after), x.dtype)
-    total = jax.lax.scan(one_slice, empty, (_sliced(x, size), _sliced(y, size)))[0]
-    return total.reshape(kernel, kernel, before, after)
+    def by_sides(x: jax.Array, y: jax.Array) -> jax.Array:
+        return _rows(beside(x, kernel)).T @ _rows(above(y, kernel))
+
+    few = _patches_move_less(kernel, before, after)
+    product = by_patches if few else by_sides
+    channels = kernel**2 * before + after if few else kernel * (before + after)
+    shape = (kernel * kernel * before, after) if few else (kernel * before, kernel * after)
+    total, _ = jax.lax.scan(
+        lambda total, parts: (total + product(*parts), None),
+        jnp.zeros(shape, x.dtype),
+        tuple(_sliced(x, y, channels=channels)),
+    )
+    if few:
+        return total.reshape(kernel, kernel, before, after)
+    return jnp.moveaxis(total.reshape(kernel, before, kernel, after), 2, 0)
 
 
 def _primitive(name: str, compute: Callable[..., jax.Array], shape: Callable[..., tuple[int, ...]]) -> Primitive:
