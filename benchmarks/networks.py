@@ -6,7 +6,6 @@
 """
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,8 @@ from ridgewalk.surrogates.networks import permeability_network
 from timing import per_step, seconds
 
 BATCH, EXAMPLES, GRID, EDGES = 50, 200, (50, 50), 5_100
-STEPS, REPEATS = 2, 3
+STEPS, ROUNDS = 3, 5
+KINDS: tuple[Noise, ...] = ("gaussian", "two_point")
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -127,14 +127,17 @@ def torch_step() -> tuple[Callable[[], Any], int]:
         gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             torch._foreach_add_(weights, gradients, alpha=-1e-9)
-        return float(loss)
+        return float(loss.detach())
 
     return step, sum(w.numel() for w in weights)
 
 
-def least(call: Callable[[], Any], repeats: int) -> float:
-    call(), call()
-    return min(seconds(call) for _ in range(repeats))
+def side_by_side(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """The least seconds of each call, taken in turn, so that a change of the machine's speed meets all of them."""
+    for call in calls.values():
+        seconds(call), seconds(call)
+    times = [{name: seconds(call) for name, call in calls.items()} for _ in range(ROUNDS)]
+    return {name: min(each[name] for each in times) for name in calls}
 
 
 def main() -> None:
@@ -146,17 +149,21 @@ def main() -> None:
     print(
         f"permeability network, {size:,} weights, batch {BATCH}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     )
-    # Theirs before and after ours: a machine that changes its speed in between shows.
-    first = least(theirs, 2 * REPEATS)
-    gradient = per_step(run_gradient(target, start), STEPS, REPEATS)
-    peer = min(first, least(theirs, 2 * REPEATS))
-    print(f"  gradient step    ridgewalk {gradient:.3f} s   PyTorch {peer:.3f} s   ratio {gradient / peer:.2f}")
-    noises: tuple[Noise, ...] = ("gaussian", "two_point")
-    for kind in noises:
-        alone = per_step(run_noise(size, kind), STEPS, REPEATS)
-        step = per_step(run_sgld(target, start, kind), STEPS, REPEATS)
-        print(f"  SGLD, {kind:10s} {step:.3f} s a step   noise alone {alone:.3f} s, {alone / step:.0%} of the step")
-        time.sleep(1)
+    gradient = run_gradient(target, start)
+    noise = {kind: run_noise(size, kind) for kind in KINDS}
+    calls: dict[str, Callable[[], Any]] = {"gradient": lambda: gradient(STEPS)}
+    calls |= {"PyTorch": lambda: [theirs() for _ in range(STEPS)]}
+    calls |= {kind: lambda run=run: run(STEPS) for kind, run in noise.items()}  # type: ignore[misc]
+    least = {name: total / STEPS for name, total in side_by_side(calls).items()}
+    ratio = least["gradient"] / least["PyTorch"]
+    print(f"  gradient step    {least['gradient']:.3f} s   PyTorch {least['PyTorch']:.3f} s   ratio {ratio:.2f}")
+    for kind in KINDS:
+        step = per_step(run_sgld(target, start, kind), STEPS, ROUNDS)
+        share = least[kind] / (least[kind] + least["gradient"])
+        print(
+            f"  {kind:10s} noise {least[kind]:.3f} s, {share:.0%} of noise and gradient; "
+            f"a step of rw.sample {step:.3f} s, noise {least[kind] / step:.0%}"
+        )
 
 
 if __name__ == "__main__":

@@ -29,13 +29,11 @@ def case(before, after, kernel=3, examples=6):
 CASES = [(1, 4, 3), (4, 2, 3), (2, 3, 5)]
 
 
-@pytest.fixture(params=[2**21, 1], ids=["whole batch", "example by example"], autouse=True)
-def slices(request, monkeypatch):
-    monkeypatch.setattr(convolution, "NUMBERS_AT_ONCE", request.param)
-
-
+@pytest.mark.parametrize("numbers", [2**20, 1], ids=["whole batch", "example by example"])
 @pytest.mark.parametrize(("before", "after", "kernel"), CASES)
-def test_values_and_gradients_are_those_of_xla(before, after, kernel):
+def test_values_and_gradients_are_those_of_xla(before, after, kernel, numbers, monkeypatch):
+    monkeypatch.setattr(convolution, "NUMBERS_AT_ONCE", numbers)
+    jax.clear_caches()
     x, weights, *_ = case(before, after, kernel)
 
     def loss(f):
@@ -81,7 +79,8 @@ def test_chains_by_vmap():
     )
 
 
-def test_number_of_examples_that_has_no_divisor():
+def test_number_of_examples_that_has_no_divisor(monkeypatch):
+    monkeypatch.setattr(convolution, "NUMBERS_AT_ONCE", 5 * 7 * 3 * 5 * 3)  # three examples would fit
     x, weights, *_ = case(2, 3, examples=7)
     np.testing.assert_allclose(convolve(x, weights), reference(x, weights), rtol=1e-12, atol=1e-12)
 
