@@ -83,9 +83,9 @@ def test_locally_connected_with_equal_kernels_is_a_convolution():
 
 def test_locally_connected_network():
     model = source_network(later_channels=(2, 3), locally_connected=True).build(GRID, EDGES)
-    weights = model.init(key(0))
+    weights = jax.jit(model.init)(key(0))
     assert weights.later[0].weight.shape == (100, 9, 2)
-    assert model.apply(weights, jnp.ones((2, *GRID))).shape == (2, EDGES)
+    assert jax.jit(model.apply)(weights, jnp.ones((2, *GRID))).shape == (2, EDGES)
 
 
 def test_pool_leaves_out_what_fills_no_square():
