@@ -32,6 +32,7 @@ benchmark: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/darcy.py
+	$(BIN)/python benchmarks/networks.py
 
 clean:
 	rm -rf $(VENV) results build dist

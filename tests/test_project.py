@@ -23,6 +23,7 @@ ORDER = [
     {"kernel", "samplers"},
     {"diagnostics"},
     {"run"},
+    {"surrogates"},
     {"studies"},
     {"cli"},
 ]

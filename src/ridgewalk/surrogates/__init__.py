@@ -1,0 +1,1 @@
+"""Bayesian surrogates: networks, likelihoods, and uncertainty that is checked."""
