@@ -1,4 +1,4 @@
-"""Posteriors on which the best step size is known by trying: the error of runs of one length over a grid of step sizes."""
+"""Posteriors on which the best step size is known by trying: errors of runs of one length on a grid."""
 
 from collections.abc import Callable
 from functools import lru_cache

@@ -47,7 +47,7 @@ def fit(key: Key, estimator: GradientEstimator, operator: Any, places: Places, r
     """
     d = layout_of(jax.tree.map(lambda x: x[0], places.here)).size
     has_data = isinstance(estimator.target, Posterior)
-    steepest: float
+    steepest: Any
     if d > MOST_DENSE:
         found = _lanczos(key, estimator, operator, places, rows)
         basis, (values, weights, noise, steepest) = found[0], (np.asarray(x, float) for x in found[1:])
@@ -182,13 +182,13 @@ def _dense(
     first, second = jax.random.split(key)
     every = jnp.eye(form.size, dtype=form.dtype)
     keys = jax.random.split(first, jax.tree.leaves(places.here)[0].shape[0])
-    matrices = jax.lax.map(lambda place: _at_place(estimator, operator, *place, every), (keys, places.here))
+    matrices = jax.lax.map(lambda at: _at_place(estimator, operator, at[0], at[1], every), (keys, places.here))
     symmetric = (matrices + jnp.swapaxes(matrices, 1, 2)) / 2
     prior = jnp.zeros_like(symmetric[0])
     if isinstance(estimator.target, Posterior):
 
         def of_prior(place: tuple[Key, PyTree]) -> jax.Array:
-            return _at_place(estimator, operator, *place, every, prior=True)
+            return _at_place(estimator, operator, place[0], place[1], every, prior=True)
 
         prior = jnp.mean(jax.lax.map(of_prior, (keys, places.here)), axis=0)
         prior = (prior + prior.T) / 2
@@ -240,7 +240,7 @@ def _lanczos(
 
     if isinstance(estimator.target, Posterior):
         middle = jax.tree.map(lambda x: x[0], where)
-        prior = _at_place(estimator, operator, *middle, axes, prior=True)
+        prior = _at_place(estimator, operator, middle[0], middle[1], axes, prior=True)
         values = jnp.maximum(values, jnp.sum(prior * axes, axis=1))
     steepest = jnp.maximum(jnp.max(jnp.abs(values)), jnp.median(jax.lax.map(steepness, where)))
     noise = _deviations(third, estimator, operator, places, rows, axes)

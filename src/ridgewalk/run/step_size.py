@@ -24,7 +24,7 @@ from ridgewalk.run.local_fit import Places, fit
 from ridgewalk.run.local_law import LocalModel, Prediction, excess_potential, predict, stationary_law
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
-from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.target import Density, Target
 from ridgewalk.types import Key, PyTree
 
 CHAINS = 2
@@ -236,7 +236,7 @@ class _Pilot:
         )
 
     def look(self, rows: Any) -> LocalModel:
-        """Curvature and gradient noise at some of the last draws, seen through the preconditioner of the first chain."""
+        """Curvature and gradient noise at some of the last draws, seen through the first chain's preconditioner."""
         estimator, lag = self.estimator, 1
         if isinstance(estimator, SVRG):
             lag = min(max(1, round(estimator.every * DRAWS / self.length / 2)), DRAWS // 2)
