@@ -301,12 +301,15 @@ def test_a_read_only_folder_is_refused_before_the_run(small_disk):
 # Signals: the chunk is finished, a checkpoint written, and what there is comes back.
 
 INTERRUPTED = """
-import sys, os, signal, threading, jax
+import sys, os, signal, threading, time, jax
 sys.path.insert(0, sys.argv[2])
 from tests.run.problems import run
 def kill():
+    while not os.path.exists(os.path.join(sys.argv[1], "draws.zarr")):
+        time.sleep(0.1)
+    time.sleep(2.0)
     os.kill(os.getpid(), getattr(signal, sys.argv[3]))
-threading.Timer(3.0, kill).start()
+threading.Thread(target=kill).start()
 result = run(steps=3_000_000, thin=3000, checkpoint=sys.argv[1], every="1 h")
 print(result.steps, result.draws, result.positions.shape[1], result.status[0])
 """
