@@ -7,8 +7,8 @@ patches (k² numbers for each in a field, k the kernel's width). With more, the 
 matrix holds the k neighbours within a row, the product gives the k parts that a place adds to the rows around it, and
 these are added up (patches alone: 0.170 s).
 
-Left to itself, JAX would differentiate the products into sums of padded arrays (0.174 s). But a convolution is bilinear,
-and its two transposes are a convolution and a correlation again:
+Left to itself, JAX would differentiate the products into sums of padded arrays (0.174 s). But a convolution is
+bilinear, and its two transposes are a convolution and a correlation again:
 
 - `y = convolve(x, w)`:   `x̄ = convolve(ȳ, w turned)`,   `w̄ = correlate(x, ȳ)`;
 - `w = correlate(x, y)`:  `x̄ = convolve(y, w̄ turned)`,   `ȳ = convolve(x, w̄)`,
