@@ -10,7 +10,7 @@ from ridgewalk.surrogates.convolution import convolve
 
 
 def key(seed):
-    """A generator that compiles in a tenth of the time."""
+    """A generator that compiles faster than the default one."""
     return jax.random.key(seed, impl="unsafe_rbg")
 
 
@@ -38,8 +38,10 @@ def test_values_and_gradients_are_those_of_xla(before, after, kernel, numbers, e
     def loss(f):
         return lambda x, w: jnp.sum(jnp.sin(f(x, w)))
 
-    np.testing.assert_allclose(convolve(x, weights), reference(x, weights), rtol=1e-12, atol=1e-12)
-    ours, theirs = (jax.jit(jax.grad(loss(f), argnums=(0, 1)))(x, weights) for f in (convolve, reference))
+    both = jax.jit(
+        lambda: [(f(x, weights), *jax.grad(loss(f), argnums=(0, 1))(x, weights)) for f in (convolve, reference)]
+    )
+    ours, theirs = both()
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 

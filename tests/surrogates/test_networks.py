@@ -17,7 +17,7 @@ GRID, EDGES = (20, 20), 20 * 21 + 21 * 20
 
 
 def key(seed):
-    """A generator that compiles in a tenth of the time."""
+    """A generator that compiles faster than the default one."""
     return jax.random.key(seed, impl="unsafe_rbg")
 
 
@@ -74,9 +74,10 @@ def test_locally_connected_with_equal_kernels_is_a_convolution():
     same = jnp.broadcast_to(convolution.weight.reshape(1, -1, 4), local.weight.shape)
     local = eqx.tree_at(lambda m: m.weight, local, same)
     x = jax.random.normal(key(1), (2, 5, 6, 3))
-    np.testing.assert_allclose(local(x), convolution(x), rtol=1e-10, atol=1e-12)
+    run = eqx.filter_jit(lambda layer: layer(x))
+    np.testing.assert_allclose(run(local), run(convolution), rtol=1e-10, atol=1e-12)
     one_place = eqx.tree_at(lambda m: m.weight, local, same.at[7].add(1.0))
-    moved = jnp.abs(one_place(x) - convolution(x)).max((0, 3)) > 1e-9
+    moved = jnp.abs(run(one_place) - run(convolution)).max((0, 3)) > 1e-9
     assert moved.sum() == 1
     assert moved[1, 1]
 
@@ -146,7 +147,7 @@ def posterior(model, x, y):
     )
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "ours"])  # which the next test runs
 def test_every_kind_of_network_is_a_pure_function_that_learns(name):
     model = NETWORKS[name].build((4, 4), 3)
     init, apply = jax.jit(model.init), jax.jit(model.apply)
