@@ -142,7 +142,7 @@ OTHERS = {
     "sgnht": rw.sgnht(),
     "hamcmc": rw.hamcmc(),
     "limited": rw.hasgld_sa(form="limited", memory=2),
-    "low_rank": rw.hasgld_sa(form="low_rank", rank=1),
+    "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
     "sghmc, dense": rw.sghmc(preconditioner=rw.Dense()),
 }
 
@@ -210,7 +210,7 @@ CASES = {
         lambda: find(rw.sgld(), rw.Density(lambda x: jnp.sum(jnp.log(x)))),
         ["position", "-inf", "start where"],
     ),
-    "flat": (lambda: find(rw.sgld(), rw.Density(lambda x: jnp.sum(x))), ["target", "curvature"]),
+    "flat": (lambda: find(rw.sgld(), rw.Density(jnp.sum)), ["target", "curvature"]),
     "as printed": (lambda: find(rw.hasgld_sa(form="as_printed")), ["sampler", "as_printed", "dense"]),
     "cold": (lambda: find(rw.sgld(temperature=0.0)), ["sampler", "temperature 0.0"]),
     "batch size": (lambda: find(rw.sgld(), batch_size=5), ["batch_size", "5", "Density"]),
