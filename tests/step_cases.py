@@ -1,4 +1,4 @@
-"""Posteriors on which the best step size is known by trying: errors of runs of one length on a grid."""
+"""Posteriors on which the best step size is found by trying: the error of runs of one length at any step size."""
 
 from collections.abc import Callable
 from functools import lru_cache

@@ -142,7 +142,7 @@ OTHERS = {
     "sgnht": rw.sgnht(),
     "hamcmc": rw.hamcmc(),
     "limited": rw.hasgld_sa(form="limited", memory=2),
-    "low_rank": rw.hasgld_sa(form="low_rank", rank=1),
+    "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
     "sghmc, dense": rw.sghmc(preconditioner=rw.Dense()),
 }
 

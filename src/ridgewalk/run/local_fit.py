@@ -1,41 +1,23 @@
-"""Curvature and gradient noise where a chain has been, seen through its preconditioner."""
+"""The local model of a chain: curvature and gradient noise where it has been, and what is judged."""
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.gradients import GradientEstimator
-from ridgewalk.layout import layout_of
 from ridgewalk.run.local_law import LocalModel
+from ridgewalk.run.local_look import Places, hessians, lanczos, readings
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar, Vector
+from ridgewalk.types import Key
 
 MOST_DENSE = 400
 """Up to this many parameters the averaged Hessian is formed; above, Lanczos finds its extent."""
 
-LANCZOS_STEPS = 24
-EXAMPLES = 2048
-"""Examples of the Hessian at each place; every place takes others, so that the average sees them all."""
-
-GRADIENTS = 24
-"""Minibatch gradients at each place, from which the noise is estimated."""
-
-READINGS = 128
-"""Examples at each place whose predictions are judged."""
-
 JUDGED = 50
 """Of more parameters than this the covariance of so many is judged: of a whole network no run estimates it."""
-
-
-class Places(NamedTuple):
-    """Positions of chains (leading axis: place), and earlier ones of the same chains, where SVRG would look back to."""
-
-    here: PyTree
-    before: PyTree
 
 
 def fit(key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows) -> LocalModel:
@@ -45,55 +27,46 @@ def fit(key: Key, estimator: GradientEstimator, operator: Any, places: Places, r
     network are its predictions, whatever its weights do. Without data it is the parameters. Each counts in units of
     its own posterior spread.
     """
-    d = layout_of(jax.tree.map(lambda x: x[0], places.here)).size
-    has_data = isinstance(estimator.target, Posterior)
-    steepest: Any
-    if d > MOST_DENSE:
-        found = _lanczos(key, estimator, operator, places, rows)
-        basis, (values, weights, noise, steepest) = found[0], (np.asarray(x, float) for x in found[1:])
-        a, counts, noise = _positive(values), np.maximum(weights * d, 1e-6), np.diag(noise)
-        if not has_data:
-            return LocalModel(a, noise, np.eye(a.size), counts, JUDGED, float(steepest))
-        judged = np.asarray(_readings(key, estimator, operator, places, basis), float)
+    form = _fit_dense if places.layout.size <= MOST_DENSE else _fit_large
+    return form(key, estimator, operator, places, rows)
+
+
+def _fit_dense(key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows) -> LocalModel:
+    d, target = places.layout.size, estimator.target
+    look, read = jax.random.split(key)
+    matrices, prior, noise = (np.asarray(x, float) for x in hessians(look, estimator, operator, places, rows))
+    mean, every = matrices.mean(axis=0), jnp.eye(d, dtype=places.layout.dtype)
+    if isinstance(target, Posterior):
+        judged = np.asarray(readings(read, estimator, operator, places, every), float)
+        mean = _at_least(prior + target.size * judged.T @ judged / len(judged), mean)
     else:
-        matrices, prior, noise = (np.asarray(x, float) for x in _dense(key, estimator, operator, places, rows))
-        mean = matrices.mean(axis=0)
-        if has_data:
-            every = jnp.eye(d, dtype=layout_of(places.here).dtype)
-            scores = np.asarray(_readings(key, estimator, operator, places, every), float)
-            mean = _at_least(prior + estimator.target.size * scores.T @ scores / len(scores), mean)  # type: ignore[union-attr]
-        values, axes = np.linalg.eigh(mean)
-        a, noise, dtype = _positive(values), axes.T @ noise @ axes, layout_of(places.here).dtype
-        # The median: the largest would be that of the least lucky choice of examples.
-        steepest = max(a.max(), float(np.median(np.linalg.eigvalsh(matrices)[:, -1])))
-        basis = jnp.asarray(axes.T, dtype)
-        read = _readings(key, estimator, operator, places, basis) if has_data else jax.vmap(operator.factor)(basis).T
-        judged = np.asarray(read, float)
-    # What is judged, spread over the directions; each scaled to length one.
-    spread = judged / np.sqrt(a)
+        judged = np.asarray(jax.vmap(operator.factor)(every), float).T
+    values, axes = np.linalg.eigh(mean)
+    a = _positive(values)
+    # The median: the largest would be that of the least lucky choice of examples.
+    steepest = max(float(a.max()), float(np.median(np.linalg.eigvalsh(matrices)[:, -1])))
+    together = d if isinstance(target, Posterior) else JUDGED
+    return LocalModel(a, axes.T @ noise @ axes, _units(judged @ axes, a), np.ones(d), together, steepest)
+
+
+def _fit_large(key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows) -> LocalModel:
+    look, read = jax.random.split(key)
+    axes, *found = lanczos(look, estimator, operator, places, rows)
+    values, weights, noise, steepest = (np.asarray(x, float) for x in found)
+    a = _positive(values)
+    if not isinstance(estimator.target, Posterior):
+        counts = np.maximum(weights * places.layout.size, 1e-6)
+        return LocalModel(a, np.diag(noise), np.eye(a.size), counts, JUDGED, float(steepest))
+    judged = np.asarray(readings(read, estimator, operator, places, axes), float)
+    return LocalModel(a, np.diag(noise), _units(judged, a), np.ones(a.size), a.size, float(steepest))
+
+
+def _units(judged: np.ndarray, curvatures: np.ndarray) -> np.ndarray:
+    """N = Σ q qᵀ, where q is one judged quantity (a row) spread over the directions and scaled to length one."""
+    spread = judged / np.sqrt(curvatures)
     lengths = np.linalg.norm(spread, axis=1, keepdims=True)
     spread = (spread / np.where(lengths > 0, lengths, 1))[np.isfinite(lengths[:, 0])]
-    together = a.size if has_data else JUDGED
-    return LocalModel(a, noise, spread.T @ spread, np.ones(a.size), together, float(steepest))
-
-
-@jax.jit
-def _readings(key: Key, estimator: GradientEstimator, operator: Any, places: Places, axes: jax.Array) -> jax.Array:
-    """Sᵀ ∇ log p(d_i | θ) along the rows of `axes`, for some examples at every place: (reading, direction)."""
-    form = layout_of(jax.tree.map(lambda x: x[0], places.here))
-
-    def at(place: tuple[Key, PyTree]) -> jax.Array:
-        batch = _batch(place[0], estimator, READINGS, replace=True)
-
-        def along(example: PyTree) -> Vector:
-            one = jax.tree.map(lambda x: x[None], example)
-            gradient = estimator.target.likelihood_gradient(place[1], one)  # type: ignore[union-attr]
-            return axes @ operator.factor_transpose(form.ravel(gradient))
-
-        return jax.lax.map(along, batch)
-
-    keys = jax.random.split(key, jax.tree.leaves(places.here)[0].shape[0])
-    return jax.lax.map(at, (keys, places.here)).reshape(-1, axes.shape[0])
+    return spread.T @ spread
 
 
 def _at_least(floor: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -110,138 +83,3 @@ def _at_least(floor: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 def _positive(values: np.ndarray) -> np.ndarray:
     """Curvatures of a posterior are positive on average; what bends the other way in a few places is nearly flat."""
     return np.maximum(np.abs(values), 1e-7 * np.abs(values).max())
-
-
-def _batch(key: Key, estimator: GradientEstimator, count: int, replace: bool) -> PyTree:
-    """Random examples, of the data in memory or of the sketch of what stays on the host."""
-    target = estimator.target
-    if not isinstance(target, Posterior):
-        return None
-    data = target.sketch() if hasattr(target.data, "examples") else target.data
-    size = jax.tree.leaves(data)[0].shape[0]
-    if count >= size and not replace:
-        return data
-    chosen = jax.random.randint(key, (count,), 0, size) if replace else jax.random.permutation(key, size)[:count]
-    return jax.tree.map(lambda x: x[chosen], data)
-
-
-def _at_place(
-    estimator: GradientEstimator, operator: Any, key: Key, here: PyTree, directions: jax.Array, prior: bool = False
-) -> jax.Array:
-    """Sᵀ H S v at one place for the rows v of `directions`; with `prior`, H of the prior alone."""
-    form = layout_of(here)
-    target = estimator.target
-    batch = _batch(key, estimator, EXAMPLES, replace=False)
-
-    def gradient(vector: Vector) -> Vector:
-        if prior and isinstance(target, Posterior):
-            return form.ravel(target.prior_gradient(form.unravel(vector)))
-        return form.ravel(jax.grad(target.potential)(form.unravel(vector), batch))
-
-    def product(direction: Vector) -> Vector:
-        image = jax.jvp(gradient, (form.ravel(here),), (operator.factor(direction),))[1]
-        return operator.factor_transpose(image)
-
-    return jax.lax.map(product, directions, batch_size=32)
-
-
-def _deviations(key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows, axes: Any) -> Any:
-    """Σ over places of the centred whitened gradients' products: (d, d), or (m,) along the rows of `axes`."""
-    form = layout_of(jax.tree.map(lambda x: x[0], places.here))
-    count = jax.tree.leaves(places.here)[0].shape[0]
-
-    def at(total: jax.Array, place: tuple[Key, PyTree, PyTree]) -> tuple[jax.Array, None]:
-        key, here, before = place
-        memory = estimator.init(before)
-
-        def gradient(key: Key) -> Vector:
-            batch = _batch(key, estimator, rows.batch_size, replace=True)
-            flat = form.ravel(jax.grad(estimator.target.potential)(here, batch))
-            correction = estimator.correction(memory, batch)
-            flat = operator.factor_transpose(flat if correction is None else flat + form.ravel(correction))
-            return flat if axes is None else axes @ flat
-
-        made = jax.lax.map(gradient, jax.random.split(key, GRADIENTS))
-        made = made - jnp.mean(made, axis=0, keepdims=True)
-        return total + (made.T @ made if axes is None else jnp.sum(made**2, axis=0)), None
-
-    width = form.size if axes is None else axes.shape[0]
-    start = jnp.zeros((width, width) if axes is None else (width,), form.dtype)
-    if rows.whole:
-        return start
-    total, _ = jax.lax.scan(at, start, (jax.random.split(key, count), places.here, places.before))
-    return total / (count * (GRADIENTS - 1))
-
-
-@partial(jax.jit, static_argnames=("rows",))
-def _dense(
-    key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sᵀ H S at every place, that of the prior on average, and V."""
-    form = layout_of(jax.tree.map(lambda x: x[0], places.here))
-    first, second = jax.random.split(key)
-    every = jnp.eye(form.size, dtype=form.dtype)
-    keys = jax.random.split(first, jax.tree.leaves(places.here)[0].shape[0])
-    matrices = jax.lax.map(lambda at: _at_place(estimator, operator, at[0], at[1], every), (keys, places.here))
-    symmetric = (matrices + jnp.swapaxes(matrices, 1, 2)) / 2
-    prior = jnp.zeros_like(symmetric[0])
-    if isinstance(estimator.target, Posterior):
-
-        def of_prior(place: tuple[Key, PyTree]) -> jax.Array:
-            return _at_place(estimator, operator, place[0], place[1], every, prior=True)
-
-        prior = jnp.mean(jax.lax.map(of_prior, (keys, places.here)), axis=0)
-        prior = (prior + prior.T) / 2
-    return symmetric, prior, _deviations(second, estimator, operator, places, rows, None)
-
-
-@partial(jax.jit, static_argnames=("rows",))
-def _lanczos(
-    key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Scalar]:
-    """Ritz vectors and values of the mean Sᵀ H S, the share of all directions each stands for, noise, the steepest.
-
-    Every product uses the same examples, so that all come from one matrix.
-    """
-    form = layout_of(jax.tree.map(lambda x: x[0], places.here))
-    first, second, third = jax.random.split(key, 3)
-    start = jax.random.normal(first, (form.size,), form.dtype)
-    count = jax.tree.leaves(places.here)[0].shape[0]
-    where = (jax.random.split(second, count), places.here)
-
-    def grow(basis: jax.Array, k: Scalar) -> tuple[jax.Array, Vector]:
-        def add(total: Vector, place: tuple[Key, PyTree]) -> tuple[Vector, None]:
-            return total + _at_place(estimator, operator, *place, basis[k][None])[0] / count, None
-
-        image, _ = jax.lax.scan(add, jnp.zeros_like(start), where)
-        column = basis @ image
-        rest = image - column @ basis
-        rest = rest - (basis @ rest) @ basis
-        length = jnp.linalg.norm(rest)
-        return basis.at[k + 1].set(rest / jnp.where(length > 0, length, 1), mode="drop"), column
-
-    empty = jnp.zeros((LANCZOS_STEPS, form.size), form.dtype)
-    begun = empty.at[0].set(start / jnp.linalg.norm(start))
-    basis, columns = jax.lax.scan(grow, begun, jnp.arange(LANCZOS_STEPS))
-    # Column k is known against the vectors up to k; the rest follows by symmetry.
-    upper = jnp.triu(columns.T)
-    values, vectors = jnp.linalg.eigh(upper + jnp.triu(upper, 1).T)
-    axes = vectors.T @ basis
-
-    def steepness(place: tuple[Key, PyTree]) -> Scalar:
-        """Power iteration from the steepest direction of the mean."""
-
-        def again(direction: Vector, _: None) -> tuple[Vector, Scalar]:
-            image = _at_place(estimator, operator, *place, direction[None])[0]
-            length = jnp.linalg.norm(image)
-            return image / jnp.where(length > 0, length, 1), length
-
-        return jnp.max(jax.lax.scan(again, axes[-1], None, length=3)[1])
-
-    if isinstance(estimator.target, Posterior):
-        middle = jax.tree.map(lambda x: x[0], where)
-        prior = _at_place(estimator, operator, middle[0], middle[1], axes, prior=True)
-        values = jnp.maximum(values, jnp.sum(prior * axes, axis=1))
-    steepest = jnp.maximum(jnp.max(jnp.abs(values)), jnp.median(jax.lax.map(steepness, where)))
-    noise = _deviations(third, estimator, operator, places, rows, axes)
-    return axes, values, vectors[0] ** 2, noise, steepest

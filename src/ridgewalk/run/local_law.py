@@ -1,4 +1,4 @@
-"""What a chain of n steps would estimate near one mode: a Gaussian posterior with Gaussian gradient noise, solved.
+"""What n steps of a chain estimate near one mode: a Gaussian posterior with Gaussian gradient noise, solved exactly.
 
 In coordinates whitened by the preconditioner (θ = S u, S Sᵀ = G) the potential is ½ uᵀ A u with A = Sᵀ H S, and the
 gradient noise has covariance V = Sᵀ Cov(g) S. A step is then linear, and its stationary covariance is known.

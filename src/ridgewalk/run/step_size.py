@@ -14,34 +14,22 @@ from rich.table import Table
 from ridgewalk.data import on_host, streamed
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.gradients import SVRG, GradientEstimator, as_estimator
+from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.base import Settling
 from ridgewalk.precondition.dense import Dense
 from ridgewalk.run import checks
-from ridgewalk.run.health import DivergenceError, stability_limit
-from ridgewalk.run.local_fit import Places, fit
-from ridgewalk.run.local_law import LocalModel, Prediction, excess_potential, predict, stationary_law
-from ridgewalk.run.result import Result
-from ridgewalk.run.sample import sample
+from ridgewalk.run.health import stability_limit
+from ridgewalk.run.local_law import LocalModel, Prediction, predict, stationary_law
+from ridgewalk.run.pilots import DRAWS, Halving, Pilots
 from ridgewalk.target import Density, Target
 from ridgewalk.types import Key, PyTree
 
-CHAINS = 2
-DRAWS = 32
-PLACES = 4
-"""Chains of a pilot run, draws kept of each, and how many of the last ones curvature and noise are looked at."""
-
-ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 4, 8)
+ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 2, 2, 4, 8)
 """How long each pilot run is, in twentieths of the intended run; a preconditioner that learns needs time."""
 
 MARGIN = 1.25
 """The chosen step size is stable by this factor: curvature is not the same everywhere."""
-
-STANDARD_ERRORS = 3.0
-"""By so many the potential must exceed the prediction in the step-halving check to fail it."""
-
-MOST_TRIES = 8
 
 
 class Row(NamedTuple):
@@ -51,16 +39,6 @@ class Row(NamedTuple):
     bias: float
     monte_carlo: float
     total: float
-
-
-class Halving(NamedTuple):
-    """Mean potential at ε less that at ε/2, its standard error, and what the local model expects."""
-
-    step_size: float
-    measured: float
-    standard_error: float
-    expected: float
-    passed: bool
 
 
 class StepSize(float):
@@ -140,7 +118,7 @@ def find_step_size(
             "target: its curvature at the position is zero, NaN or infinite, so no step size can be told; start "
             "elsewhere, or check log_density (log_prior, log_likelihood) for kinks and overflow"
         )
-    pilot = _Pilot(key, sampler, estimator, seen, batch_size, position)
+    pilot = Pilots(key, sampler, estimator, seen, batch_size, position)
     length = int(np.clip(steps // 20, 8 * DRAWS, 1_000))
     flat, unravel = ravel_pytree(position)
     rule = sampler.preconditioner.specialise(flat.shape[0], unravel)
@@ -178,107 +156,6 @@ def _seen(estimator: GradientEstimator) -> GradientEstimator:
         return estimator
     inside: Any = replace(estimator, target=replace(target, data=streamed(target.data)))  # type: ignore[type-var]
     return jax.tree.map(jnp.asarray, inside)
-
-
-class _Pilot:
-    """Short runs, each from where the last one ended."""
-
-    def __init__(
-        self,
-        key: Key,
-        sampler: Sampler,
-        estimator: GradientEstimator,
-        seen: GradientEstimator,
-        batch_size: int | None,
-        position: PyTree,
-    ) -> None:
-        self.key, self.sampler, self.estimator, self.seen = key, sampler, estimator, seen
-        self.batch_size = batch_size
-        self.starts = jax.tree.map(lambda x: jnp.broadcast_to(x, (CHAINS, *x.shape)), position)
-        self.runs = 0
-        self.result: Result
-
-    def _sample(self, step_size: float, length: int, **options: Any) -> Result | None:
-        """Chains from where the last ones ended; None where one diverged."""
-        try:
-            result = sample(
-                jax.random.fold_in(self.key, self.runs),
-                self.sampler,
-                self.estimator,
-                self.starts,
-                steps=length,
-                step_size=step_size,
-                batch_size=self.batch_size,
-                chains=CHAINS,
-                start_per_chain=True,
-                progress=False,
-                **options,
-            )
-        except DivergenceError:
-            return None
-        return result if result.alive.all() else None
-
-    def run(self, step_size: float, length: int) -> float:
-        """A run at `step_size`, or at a smaller one where chains diverge; the step size it was made with."""
-        self.runs += 1
-        for _ in range(MOST_TRIES):
-            result = self._sample(step_size, length, thin=length // DRAWS)
-            if result is not None:
-                self.result, self.length = result, length
-                self.starts = jax.tree.map(
-                    lambda *leaves: jnp.stack(leaves), *[state.position for state in result.final_states]
-                )
-                return step_size
-            step_size /= 4
-        raise DivergenceError(
-            f"chains of {length} steps diverge at all step sizes down to {4 * step_size:.2g}; start nearer a mode, or "
-            "check that the log density is smooth there"
-        )
-
-    def look(self, rows: Any) -> LocalModel:
-        """Curvature and gradient noise at some of the last draws, seen through the first chain's preconditioner."""
-        estimator, lag = self.estimator, 1
-        if isinstance(estimator, SVRG):
-            lag = min(max(1, round(estimator.every * DRAWS / self.length / 2)), DRAWS // 2)
-        chosen = DRAWS - 1 - np.arange(PLACES) * (DRAWS // 2 // PLACES)
-
-        def take(back: int) -> PyTree:
-            return jax.tree.map(lambda x: x[:, chosen - back].reshape(-1, *x.shape[2:]), self.result.kept_positions())
-
-        operator = self.result.final_states[0].preconditioner
-        key = jax.random.fold_in(self.key, 1_000 + self.runs)
-        return fit(key, self.seen, operator, Places(take(0), take(lag)), rows)
-
-    def check_halving(self, step_size: float, model: LocalModel, length: int) -> tuple[Halving, ...]:
-        """Runs at ε and ε/2 with the same random numbers, ε halved until the potentials agree as predicted."""
-        self.runs += 1
-        temperature, found = self.sampler.dynamics.temperature, []
-        full = self._potentials(step_size, length)
-        for _ in range(MOST_TRIES):
-            half = self._potentials(step_size / 2, length)
-            expected = excess_potential(self.sampler.dynamics, step_size, model, length)
-            if full is None or half is None:
-                found.append(Halving(step_size, math.inf, 0.0, expected, False))
-            else:
-                groups = (full - half).reshape(CHAINS * 4, -1).mean(axis=1)
-                error = float(groups.std(ddof=1) / math.sqrt(groups.size))
-                slack = STANDARD_ERRORS * error + 0.05 * temperature * model.counts.sum() / 2
-                measured = float(groups.mean())
-                found.append(Halving(step_size, measured, error, expected, measured <= 2 * expected + slack))
-            if found[-1].passed:
-                return tuple(found)
-            step_size, full = step_size / 2, half
-        raise DivergenceError(
-            f"no step size down to {step_size:.2g} passes the step-halving check; start nearer a mode"
-        )
-
-    def _potentials(self, step_size: float, length: int) -> np.ndarray | None:
-        """Potentials (chain, draw) of the second half of a run."""
-        result = self._sample(step_size, length, burn_in=length // 2, thin=4, keep="moments")
-        if result is None:
-            return None
-        potentials = np.asarray(result.info.potential, float)
-        return potentials[:, : potentials.shape[1] // 4 * 4]
 
 
 def _best(dynamics: Dynamics, model: LocalModel, steps: int, chains: int) -> float:
