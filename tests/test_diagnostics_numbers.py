@@ -61,6 +61,7 @@ def test_gradient_noise_share_equals_its_formula():
     assert rw.gradient_noise_share(healthy("sghmc")) == 0.0
 
 
+@pytest.mark.slow
 def test_share_counts_against_the_friction():
     short = {"steps": 20, "burn_in": 0, "thin": 1, "batch_size": 40, "chains": 1, "step_size": 1e-6}
     start = jnp.asarray(REGRESSION.mean)
@@ -85,7 +86,7 @@ def test_stiffness_and_effective_rank(monkeypatch):
 
 def test_pairs_are_counted_where_one_was_due():
     options = {"steps": 60, "burn_in": 0, "thin": 2, "step_size": 0.1, "chains": 2}
-    result = run(rw.hasgld_sa(memory=2, curvature_every=3, damping=0.9), GAUSSIAN.target, 2, **options)
+    result = run(rw.Sampler(rw.Langevin(), rw.LBFGS(1, damping=0.9, curvature_every=3)), GAUSSIAN.target, 2, **options)
     np.testing.assert_array_equal(result.draw_steps, np.arange(2, 61, 2))
     shares = rw.pair_shares(result)
     assert shares.pairs == 2 * 10
@@ -96,6 +97,7 @@ def test_pairs_are_counted_where_one_was_due():
     assert rw.pair_shares(healthy("sghmc")).pairs == 0
 
 
+@pytest.mark.slow
 def test_batches_and_arrays_on_the_host(tmp_path):
     """Data that the device does not hold: a memory map for whole gradients, an iterable for fresh ones."""
     x, y = (np.asarray(REGRESSION.target.data[name]) for name in ("x", "y"))
@@ -121,6 +123,7 @@ def test_batches_and_arrays_on_the_host(tmp_path):
         rw.log_likelihood(streamed)
 
 
+@pytest.mark.slow
 def test_control_variates_share_is_measured_with_the_correction():
     options = {"steps": 20, "burn_in": 0, "thin": 1, "batch_size": 40, "chains": 1, "step_size": 1e-6}
     at_centre = run(rw.sgld(), centred(), start=jnp.asarray(REGRESSION.mean), **options)

@@ -1,6 +1,6 @@
 """Gradients of the potential at draws: over all data, or over fresh examples that the chain has not moved by."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from ridgewalk.target import Density, Posterior, Target
 from ridgewalk.types import PyTree, Vector
 
 NUMBERS_AT_ONCE = 2**24
-"""About how many gradient coordinates are on the device at a time."""
+"""About how many numbers of gradients, or of examples, are on the device at a time."""
 
 
 def seen_target(target: Target) -> Target:
@@ -27,21 +27,28 @@ def seen_target(target: Target) -> Target:
     return target
 
 
-def fresh_batches(target: Posterior, examples: int, seed: int) -> Iterator[PyTree]:
+class FreshBatches:
     """Batches of examples drawn at random with replacement; of `Batches`, as they come."""
-    if isinstance(target.data, Batches):
-        yield from target.data.forever()
-        return
-    rng = np.random.default_rng(seed)
-    host = on_host(target.data)
-    while True:
-        rows = rng.integers(0, target.size, examples)
-        yield jax.tree.map(lambda leaf, rows=rows: read_rows(leaf, rows) if host else leaf[rows], target.data)
 
+    def __init__(self, target: Posterior, examples: int, seed: int) -> None:
+        self.data, self.size, self.examples = target.data, target.size, examples
+        self.rng = np.random.default_rng(seed)
+        self.stream = target.data.forever() if isinstance(target.data, Batches) else None
 
-def stacked(batches: Iterator[PyTree], count: int) -> PyTree:
-    """The next batches, with a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *islice(batches, count))
+    @property
+    def numbers(self) -> int:
+        """About how many numbers one batch holds."""
+        if isinstance(self.data, Batches):
+            return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.data.first()))
+        return sum(self.examples * int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(self.data))
+
+    def take(self, count: int) -> PyTree:
+        """The next batches, with a leading axis."""
+        if self.stream is not None:
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *islice(self.stream, count))
+        rows = self.rng.integers(0, self.size, (count, self.examples))
+        host = on_host(self.data)
+        return jax.tree.map(lambda leaf: jnp.asarray(read_rows(leaf, rows) if host else leaf[rows]), self.data)
 
 
 @jax.jit
@@ -55,9 +62,9 @@ def _on_batches(target: Target, positions: PyTree, batches: PyTree) -> PyTree:
     return jax.lax.map(lambda pair: jax.grad(target.potential)(*pair), (positions, batches))
 
 
-def _gradients(target: Target, positions: PyTree, batches: Iterator[PyTree] | None, count: int) -> PyTree:
+def _gradients(target: Target, positions: PyTree, batches: FreshBatches | None, count: int) -> PyTree:
     if batches is not None:
-        return _on_batches(seen_target(target), positions, stacked(batches, count))
+        return _on_batches(seen_target(target), positions, batches.take(count))
     if isinstance(target, Density) or not on_host(target.data):
         return _whole(target, positions)
     each = [full_gradient_from_host(target, jax.tree.map(lambda x, i=i: x[i], positions)) for i in range(count)]
@@ -82,12 +89,12 @@ def map_gradients(
         )
     batches = None
     if examples is not None and isinstance(target, Posterior):
-        batches = fresh_batches(target, examples, seed)
+        batches = FreshBatches(target, examples, seed)
     first = jax.tree.leaves(positions)[0]
     chains, length = first.shape[:2]
     form = layout_of(jax.tree.map(lambda x: x[0, 0], positions))
     flat = jax.tree.map(lambda x: jnp.reshape(x, (chains * length, *x.shape[2:])), positions)
-    block = max(1, NUMBERS_AT_ONCE // max(form.size, 1))
+    block = max(1, NUMBERS_AT_ONCE // max(form.size, batches.numbers if batches else 1))
     apply = jax.jit(jax.vmap(lambda p, g: function(form.ravel(p), form.ravel(g))))
     values = []
     for start in range(0, chains * length, block):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.gradients_at import fresh_batches, seen_target, stacked
+from ridgewalk.diagnostics.gradients_at import FreshBatches, seen_target
 from ridgewalk.diagnostics.select import living_states, typical_step_size
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
@@ -68,7 +68,7 @@ def gradient_noise_share(result: Draws, *, batches: int = BATCHES, seed: int = 0
         return float("inf")
     estimator: Any = result.estimator
     estimator = jax.tree.map(jnp.asarray, replace(estimator, target=seen_target(target)))
-    source = fresh_batches(target, result.batch_size or 0, seed)
+    source = FreshBatches(target, result.batch_size or 0, seed)
     states = living_states(result)[:CHAINS]
-    spread = np.mean([float(_spread(estimator, state, stacked(source, batches))) for state in states])
+    spread = np.mean([float(_spread(estimator, state, source.take(batches))) for state in states])
     return float(typical_step_size(result) * spread / (2 * temperature * injected_share(result)))
