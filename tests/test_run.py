@@ -1,5 +1,8 @@
 """The runner: reproducible, and equal to the bare kernel however the run is cut up."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,3 +171,19 @@ def test_old_style_keys_work_too():
         progress=False,
     )  # fmt: skip
     assert result.positions.shape == (1, 5, 3)
+
+
+MANY_CHAINS = """
+import jax, jax.numpy as jnp, ridgewalk as rw
+target = rw.Density(lambda x: -0.5 * jnp.sum(x**2))
+for form in ("limited", "dense"):
+    result = rw.sample(jax.random.key(0), rw.hasgld_sa(form=form), target, jnp.zeros(2), steps=200, step_size=0.1,
+                       chains=4, progress=False)
+print(result)
+"""
+
+
+def test_vectorised_chains_with_the_default_memory_come_back():
+    """Batches of 32-row eigenproblems once waited for their own threads for ever; hence a process of its own."""
+    done = subprocess.run([sys.executable, "-c", MANY_CHAINS], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.strip() == "Result(4 chains x 200 draws of 2 parameters)"

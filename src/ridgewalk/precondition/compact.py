@@ -7,6 +7,7 @@ of P may be parallel (near convergence s and y of a whitened pair are).
 import jax
 import jax.numpy as jnp
 
+from ridgewalk.precondition.factorise import eigh
 from ridgewalk.precondition.pairs import inverse, powell
 from ridgewalk.types import Scalar
 
@@ -33,10 +34,10 @@ def _spectrum(gram: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x = eig(Fᵀ Q F), the nonzero eigenvalues of Pᵀ Q P, and Q F along their axes, with W = P Pᵀ = F Fᵀ."""
     lengths = jnp.sqrt(jnp.diagonal(gram))
     unit = inverse(lengths)
-    spread, axes = jnp.linalg.eigh(gram * unit[:, None] * unit[None, :])
+    spread, axes = eigh(gram * unit[:, None] * unit[None, :])
     half = lengths[:, None] * axes * jnp.sqrt(jnp.maximum(spread, 0))[None, :]
     seen = core @ half
-    x, turn = jnp.linalg.eigh(half.T @ seen)
+    x, turn = eigh(half.T @ seen)
     return x, seen @ turn
 
 

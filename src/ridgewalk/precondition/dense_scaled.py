@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.dense import check_fits
+from ridgewalk.precondition.factorise import cholesky
 from ridgewalk.precondition.fixed import MatrixOperator
 from ridgewalk.precondition.lbfgs import Window, empty_window
 from ridgewalk.precondition.pairs import check_pairs, observe
@@ -79,4 +80,4 @@ class DenseScaled(Settling):
         omega = weight(self.adaptation, transition.step // self.curvature_every, operator.matrix.dtype)
         newest = jax.vmap(window.multiply)(jnp.eye(operator.matrix.shape[0], dtype=operator.matrix.dtype))
         matrix = (1 - omega) * operator.matrix + omega * (newest + newest.T) / 2
-        return DenseScaledOperator(matrix, MatrixOperator(jnp.linalg.cholesky(matrix)), window), lesson
+        return DenseScaledOperator(matrix, MatrixOperator(cholesky(matrix)), window), lesson

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
+from ridgewalk.precondition.factorise import cholesky, eigh
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
@@ -75,7 +76,7 @@ def whitener(gram: jax.Array) -> jax.Array:
     unit = 1 / jnp.sqrt(jnp.diagonal(gram))
     scaled = gram * unit[:, None] * unit[None, :]
     eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
-    lower = jnp.linalg.cholesky(scaled + 10 * gram.shape[0] * jnp.finfo(gram.dtype).eps * eye)
+    lower = cholesky(scaled + 10 * gram.shape[0] * jnp.finfo(gram.dtype).eps * eye)
     white = jax.scipy.linalg.solve_triangular(lower, eye, lower=True)
     lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(white @ scaled @ white.T), 1e-6))
     return (white / lengths[:, None]) * unit[None, :]
@@ -163,11 +164,11 @@ class LowRank(Settling):
         remembered = (remembered * (old.curvatures - old.bulk)[None, :]) @ remembered.T
         remembered = remembered + old.bulk * jnp.eye(count, dtype=dtype)
         seen = white @ long_products(old.probes, images) @ white.T
-        signed, axes = jnp.linalg.eigh((seen + seen.T) / 2)
+        signed, axes = eigh((seen + seen.T) / 2)
         seen = (axes * jnp.abs(signed)[None, :]) @ axes.T
         upright = (axes * jnp.where(signed < 0, -1, 1)[None, :]) @ axes.T  # turns H into |H| on the span
 
-        values, turn = jnp.linalg.eigh((1 - omega) * remembered + omega * seen)
+        values, turn = eigh((1 - omega) * remembered + omega * seen)
         rounding = 100 * jnp.finfo(dtype).eps * jnp.max(values)
         values = jnp.maximum(values, jnp.maximum(old.bulk / self.growth, rounding))
         bulk = jnp.min(values)
