@@ -210,6 +210,7 @@ CASES = {
         lambda: find(rw.sgld(), rw.Density(lambda x: jnp.sum(jnp.log(x)))),
         ["position", "-inf", "start where"],
     ),
+    "judge": (lambda: find(rw.sgld(), judge="all"), ["judge", "'all'", "'each'"]),
     "flat": (lambda: find(rw.sgld(), rw.Density(jnp.sum)), ["target", "curvature"]),
     "as printed": (lambda: find(rw.hasgld_sa(form="as_printed")), ["sampler", "as_printed", "dense"]),
     "cold": (lambda: find(rw.sgld(temperature=0.0)), ["sampler", "temperature 0.0"]),
