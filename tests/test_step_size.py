@@ -45,10 +45,10 @@ GRIDS = {
     ("gaussian", "hasgld_sa"): (0.0125, 0.025, 0.05, 0.1, 0.2),
     ("logistic", "sgld"): (3e-6, 6e-6, 1.2e-5, 1.7e-5, 2.4e-5, 3.4e-5, 4.8e-5),
     ("logistic", "hasgld_sa"): (0.0025, 0.005, 0.007, 0.01, 0.014, 0.02, 0.04),
-    ("network", "sgld"): (8e-6, 1.6e-5, 3.2e-5, 6.4e-5, 1.3e-4, 2.6e-4),
-    ("network", "hasgld_sa"): (3.75e-6, 7.5e-6, 1.5e-5, 3e-5, 6e-5, 1.25e-4, 2.5e-4),
+    ("network", "sgld"): (8e-6, 1.6e-5, 3.2e-5, 4.5e-5, 6.4e-5, 9e-5, 1.3e-4, 2.6e-4),
+    ("network", "hasgld_sa"): (5e-6, 1e-5, 1.5e-5, 2.1e-5, 3e-5, 6e-5, 1.25e-4),
 }
-SEEDS = {"gaussian": 16, "logistic": 4, "network": 8}
+SEEDS = {"gaussian": 16, "logistic": 4, "network": 16}
 
 
 @pytest.mark.slow
@@ -92,9 +92,7 @@ def model_of(curvatures, noise=0.0):
     return LocalModel(a, noise * np.diag(a), np.eye(a.size), np.ones(a.size), a.size, float(a.max()))
 
 
-@pytest.mark.parametrize(
-    "dynamics", [rw.Langevin(), rw.Hamiltonian(0.3), rw.Hamiltonian(1.0), rw.Delayed(2), rw.Langevin(temperature=0.5)]
-)
+@pytest.mark.parametrize("dynamics", [rw.Hamiltonian(0.3), rw.Delayed(2), rw.Langevin(temperature=0.5)])
 def test_law_is_that_of_a_simulated_chain(dynamics):
     a = np.array([1.0, 0.2])
     law = stationary_law(dynamics, 0.3, model_of(a))
@@ -123,8 +121,11 @@ def test_monte_carlo_error_is_that_of_repeated_runs():
     for _ in range(n):
         x = (1 - step_size) * x + np.sqrt(2 * step_size) * rng.normal(size=runs)
         total.append(x)
-    measured = np.sqrt(np.mean(np.log(np.var(total, axis=0)) ** 2))
-    assert predict(rw.Langevin(), step_size, model_of([1.0]), n).total == pytest.approx(measured, rel=0.15)
+    log_ratio, mean = np.log(np.var(total, axis=0)), np.mean(total, axis=0)
+    measured = {"together": np.mean(log_ratio**2), "each": np.mean(log_ratio**2 + 2 * mean**2)}
+    for judge, squared in measured.items():
+        found = predict(rw.Langevin(), step_size, model_of([1.0]), n, judge=judge)
+        assert found.total == pytest.approx(np.sqrt(squared), rel=0.15)
 
 
 def test_longer_runs_and_more_noise_ask_for_smaller_steps():
@@ -147,7 +148,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+SLOW = {"sgnht", "hamcmc", "limited", "sghmc, dense"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in OTHERS])
 def test_other_samplers_get_a_step_size_they_can_use(name):
     start = jnp.asarray(REGRESSION.mean)
     found = find(OTHERS[name], REGRESSION.target, start, steps=2_000, batch_size=40)

@@ -24,7 +24,7 @@ from ridgewalk.run.pilots import DRAWS, Halving, Pilots
 from ridgewalk.target import Density, Target
 from ridgewalk.types import Key, PyTree
 
-ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 2, 2, 4, 8)
+ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 2, 4, 16)
 """How long each pilot run is, in twentieths of the intended run; a preconditioner that learns needs time."""
 
 MARGIN = 1.25
@@ -99,7 +99,7 @@ def find_step_size(
             key, rw.hasgld_sa(), target, start, steps=20_000, step_size=size, batch_size=100
         )
 
-    It costs two chains of 3,000 steps, or of 17,000 where G is learnt, for runs of 20,000 steps or more, eight of 1,000
+    It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, eight of 1,000
     for the check, and a Hessian product per parameter (24 for large models) at 8 places.
 
     Args:
