@@ -12,6 +12,7 @@ from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
 from ridgewalk.run.local_law import LocalModel, predict, stationary_law
+from ridgewalk.run.step_size import Run, _best
 
 SAMPLERS = {"sgld": rw.sgld(), "hasgld_sa": rw.hasgld_sa()}
 GAUSSIAN = correlated_gaussian()
@@ -92,7 +93,14 @@ def model_of(curvatures, noise=0.0):
     return LocalModel(a, noise * np.diag(a), np.eye(a.size), np.ones(a.size), a.size, float(a.max()))
 
 
-@pytest.mark.parametrize("dynamics", [rw.Hamiltonian(0.3), rw.Delayed(2), rw.Langevin(temperature=0.5)])
+@pytest.mark.parametrize(
+    "dynamics",
+    [
+        rw.Hamiltonian(0.3),
+        pytest.param(rw.Delayed(2), marks=pytest.mark.slow),
+        pytest.param(rw.Langevin(temperature=0.5), marks=pytest.mark.slow),
+    ],
+)
 def test_law_is_that_of_a_simulated_chain(dynamics):
     a = np.array([1.0, 0.2])
     law = stationary_law(dynamics, 0.3, model_of(a))
@@ -129,12 +137,12 @@ def test_monte_carlo_error_is_that_of_repeated_runs():
 
 
 def test_longer_runs_and_more_noise_ask_for_smaller_steps():
-    short, long = find(rw.sgld(), steps=2_000), find(rw.sgld(), steps=200_000)
-    assert long < short < short.limit
-    assert find(rw.sgld(), steps=2_000, chains=10) < short
-    start = jnp.asarray(REGRESSION.mean)
-    exact, noisy = (find(rw.sgld(), REGRESSION.target, start, batch_size=b) for b in (None, 5))
-    assert noisy < exact
+    def best(noise=0.0, steps=20_000, chains=1):
+        return _best(rw.Langevin(), model_of([1.0, 0.1, 0.01], noise), Run(steps, chains, "together"))
+
+    assert best(steps=200_000) < best() < best(steps=2_000) < 2
+    assert best(chains=10) < best()
+    assert best(noise=100.0) < best(noise=10.0) < best()
 
 
 OTHERS = {
@@ -148,10 +156,8 @@ OTHERS = {
 }
 
 
-SLOW = {"sgnht", "hamcmc", "limited", "sghmc, dense"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in OTHERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_samplers_get_a_step_size_they_can_use(name):
     start = jnp.asarray(REGRESSION.mean)
     found = find(OTHERS[name], REGRESSION.target, start, steps=2_000, batch_size=40)
@@ -163,6 +169,7 @@ def test_other_samplers_get_a_step_size_they_can_use(name):
     assert np.all((ratio > 0.4) & (ratio < 3)), (found, ratio)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", [lambda t: rw.svrg(t, every=20), lambda t: rw.control_variates(t, jnp.zeros(3))])
 def test_gradient_estimators(estimator):
     plain = find(rw.sgld(), REGRESSION.target, jnp.asarray(REGRESSION.mean), batch_size=5)

@@ -27,10 +27,10 @@ DRAWS = 32
 PLACES = 4
 """Chains of a pilot run, draws kept of each, and how many of the last ones curvature and noise are looked at."""
 
-CHECK_CHAINS = 4
-"""Chains of the step-halving check."""
+CHECK_CHAINS, CHECK_STEPS = 8, 1_000
+"""Chains of the step-halving check, whose differences give its standard error, and their length."""
 
-STANDARD_ERRORS = 2.0
+STANDARD_ERRORS = 2.5
 """By so many the potential must exceed the prediction in the step-halving check to be believed."""
 
 MOST_TRIES = 8
@@ -131,7 +131,7 @@ class Pilots:
         return [model.settled() for model in models] if isinstance(rule, Dense) else models
 
     def check_halving(
-        self, step_size: float, model: LocalModel, length: int, rule: Preconditioner
+        self, step_size: float, model: LocalModel, rule: Preconditioner
     ) -> tuple[float, tuple[Halving, ...]]:
         """Runs at ε and ε/2 with the same random numbers and the learnt G; the step size they leave, what they show.
 
@@ -146,15 +146,14 @@ class Pilots:
         found: list[Halving] = []
         scale = 1.0
         for _ in range(MOST_TRIES):
-            full, half = self._potentials(step_size, length), self._potentials(step_size / 2, length)
-            predicted = excess_potential(self.sampler.dynamics, step_size, model, length)
+            full, half = self._potentials(step_size), self._potentials(step_size / 2)
+            predicted = excess_potential(self.sampler.dynamics, step_size, model, CHECK_STEPS)
             if full is None or half is None:
                 found.append(Halving(step_size, math.inf, 0.0, scale * predicted, False))
                 step_size /= 4
                 continue
-            groups = (full - half).reshape(CHECK_CHAINS * 2, -1).mean(axis=1)
-            error = float(groups.std(ddof=1) / math.sqrt(groups.size))
-            measured = float(groups.mean())
+            error = float((full - half).std(ddof=1) / math.sqrt(CHECK_CHAINS))
+            measured = float((full - half).mean())
             passed = measured - STANDARD_ERRORS * error <= scale * predicted
             found.append(Halving(step_size, measured, error, scale * predicted, passed))
             if passed:
@@ -165,10 +164,7 @@ class Pilots:
             f"no step size down to {step_size:.2g} passes the step-halving check; start nearer a mode"
         )
 
-    def _potentials(self, step_size: float, length: int) -> np.ndarray | None:
-        """Potentials (chain, draw) of the second half of a run."""
-        result = self._sample(step_size, length, burn_in=length // 2, thin=4, keep="moments")
-        if result is None:
-            return None
-        potentials = np.asarray(result.info.potential, float)
-        return potentials[:, : potentials.shape[1] // 2 * 2]
+    def _potentials(self, step_size: float) -> np.ndarray | None:
+        """The mean potential of each chain in the second half of a run."""
+        result = self._sample(step_size, CHECK_STEPS, burn_in=CHECK_STEPS // 2, thin=4, keep="moments")
+        return None if result is None else np.asarray(result.info.potential, float).mean(axis=1)

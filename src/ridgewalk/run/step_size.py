@@ -99,8 +99,8 @@ def find_step_size(
             key, rw.hasgld_sa(), target, start, steps=20_000, step_size=size, batch_size=100
         )
 
-    It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, eight of 1,000
-    for the check, and a Hessian product per parameter (24 for large models) at 8 places.
+    It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, sixteen of
+    1,000 for the check, and a Hessian product per parameter (24 for large models) at 8 places.
 
     Args:
         key: a JAX random key.
@@ -111,8 +111,7 @@ def find_step_size(
         steps: length of the intended run: the longer, the smaller the step size that pays.
         chains: chains of the intended run, whose draws are pooled.
         judge: what the run is for. "together": the covariance matrix, correlations included. "each": mean and variance
-            of every quantity on its own, such as error bars of predictions; this asks for smaller steps. The
-            quantities are, with data, what the likelihood sees of the parameters at some examples (for a network its
+            of every quantity on its own, such as error bars of predictions. The quantities are, with data, what the likelihood sees of the parameters at some examples (for a network its
             predictions); without data the parameters. Each counts in units of its own spread.
         progress: print what was found.
     """
@@ -133,7 +132,7 @@ def find_step_size(
             "elsewhere, or check log_density (log_prior, log_likelihood) for kinks and overflow"
         )
     pilot = Pilots(key, sampler, estimator, seen, batch_size, position)
-    length = int(np.clip(steps // 20, 8 * DRAWS, 1_000))
+    length = int(np.clip(steps // 20 // DRAWS, 8, 32)) * DRAWS  # whole draws, so that all rounds compile once
     flat, unravel = ravel_pytree(position)
     rule = sampler.preconditioner.specialise(flat.shape[0], unravel)
     chosen, run = first / 20, Run(steps, chains, judge)
@@ -142,7 +141,7 @@ def find_step_size(
         models = pilot.look(rows, rule)
         # Chains that learn do not learn the same: a step size between theirs.
         chosen = math.exp(np.mean([math.log(_best(sampler.dynamics, model, run)) for model in models]))
-    value, halvings = pilot.check_halving(chosen, models[0], length, rule)
+    value, halvings = pilot.check_halving(chosen, models[0], rule)
     found = _explain(sampler.dynamics, value, models[0], halvings, run)
     if progress:
         _show(found, steps)
