@@ -46,7 +46,7 @@ def _fit_dense(key: Key, estimator: GradientEstimator, operator: Any, places: Pl
     # The median: the largest would be that of the least lucky choice of examples.
     steepest = max(float(a.max()), float(np.median(np.linalg.eigvalsh(matrices)[:, -1])))
     together = d if isinstance(target, Posterior) else JUDGED
-    return LocalModel(a, axes.T @ noise @ axes, _units(judged @ axes, a), np.ones(d), together, steepest)
+    return LocalModel(a, axes.T @ noise @ axes, _rows(judged @ axes, a), np.ones(d), together, steepest)
 
 
 def _fit_large(key: Key, estimator: GradientEstimator, operator: Any, places: Places, rows: Rows) -> LocalModel:
@@ -58,15 +58,15 @@ def _fit_large(key: Key, estimator: GradientEstimator, operator: Any, places: Pl
         counts = np.maximum(weights * places.layout.size, 1e-6)
         return LocalModel(a, np.diag(noise), np.eye(a.size), counts, JUDGED, float(steepest))
     judged = np.asarray(readings(read, estimator, operator, places, axes), float)
-    return LocalModel(a, np.diag(noise), _units(judged, a), np.ones(a.size), a.size, float(steepest))
+    return LocalModel(a, np.diag(noise), _rows(judged, a), np.ones(a.size), a.size, float(steepest))
 
 
-def _units(judged: np.ndarray, curvatures: np.ndarray) -> np.ndarray:
-    """N = Σ q qᵀ, where q is one judged quantity (a row) spread over the directions and scaled to length one."""
+def _rows(judged: np.ndarray, curvatures: np.ndarray) -> np.ndarray:
+    """Every quantity (a row) spread over the directions in units of the posterior's spread, scaled to length one."""
     spread = judged / np.sqrt(curvatures)
     lengths = np.linalg.norm(spread, axis=1, keepdims=True)
-    spread = (spread / np.where(lengths > 0, lengths, 1))[np.isfinite(lengths[:, 0])]
-    return spread.T @ spread
+    usable = np.isfinite(lengths[:, 0]) & (lengths[:, 0] > 0)
+    return spread[usable] / lengths[usable]
 
 
 def _at_least(floor: np.ndarray, matrix: np.ndarray) -> np.ndarray:

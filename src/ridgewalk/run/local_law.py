@@ -4,7 +4,7 @@ In coordinates whitened by the preconditioner (θ = S u, S Sᵀ = G) the potenti
 gradient noise has covariance V = Sᵀ Cov(g) S. A step is then linear, and its stationary covariance is known.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.dynamics.delayed import Delayed
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
+
+Judge = Literal["together", "each"]
+"""What a run is for: the covariance matrix of the quantities of interest, or each one's own mean and variance."""
 
 
 class LocalModel(NamedTuple):
@@ -21,12 +24,12 @@ class LocalModel(NamedTuple):
     """a, the eigenvalues of G H, all positive."""
     noise: np.ndarray
     """V in these directions, (m, m)."""
-    units: np.ndarray
-    """N, (m, m): how the directions, each in units of the posterior's spread along it, make up what is judged."""
+    judged: np.ndarray
+    """Q, (r, m): rows are quantities of interest, spread over the directions in units of the posterior's, length 1."""
     counts: np.ndarray
-    """How many directions of the posterior each stands for; 1 where all were looked at."""
-    judged: int
-    """Of how many parameters the covariance is judged together."""
+    """How many directions of the posterior each stands for; 1 where all were looked at, else Q is the identity."""
+    most: int
+    """Of how many quantities at most the covariance is judged together."""
     steepest: float
     """The largest eigenvalue of G H at a single place, in the median: above that of the mean where H varies."""
 
@@ -111,7 +114,7 @@ def _with_momentum(friction: float, kick: float, step_size: float, model: LocalM
 
 
 class Prediction(NamedTuple):
-    """Errors of the covariance that n steps would show, root mean squares of log ratios per direction."""
+    """Errors that n steps would show: root mean squares of log ratios of variances."""
 
     bias: float
     monte_carlo: float
@@ -122,30 +125,54 @@ class Prediction(NamedTuple):
         return float(np.hypot(self.bias, self.monte_carlo))
 
 
-def predict(dynamics: Dynamics, step_size: float, model: LocalModel, steps: int, chains: int = 1) -> Prediction:
-    """The error of the sample covariance of `steps` steps, in logarithms: too wide and too narrow count alike.
+def predict(
+    dynamics: Dynamics, step_size: float, model: LocalModel, steps: int, chains: int = 1, judge: Judge = "together"
+) -> Prediction:
+    """The error of a run, in logarithms, so that too wide and too narrow count alike.
 
-    K = log(A^½ E[Σ̂] A^½ / T) is the bias and c_ij the relative Monte Carlo variance of Σ̂_ij; both are weighted with
-    the units N: error² = (tr N K N K + Σ_ij c_ij (N_ii N_jj + N_ij²)) / tr N².
+    With E = A^½ E[Σ̂] A^½ / T, the expected sample covariance relative to the posterior's, and c_ij the relative Monte
+    Carlo variance of Σ̂_ij:
+    together: the covariance matrix of what is judged. With K = log E and N = Qᵀ Q,
+    error² = (tr N K N K + Σ_ij c_ij (N_ii N_jj + N_ij²)) / tr N².
+    each: mean and variance of every quantity q on its own, on average
+    error² = (log qᵀ E q)² + 2 Σ_ij c_ij q_i² q_j² + 2 Var(mean), about four times the divergence of the normal laws.
     """
     law = stationary_law(dynamics, step_size, model)
     if not law.stable:
         return Prediction(np.inf, np.inf)
     time = -np.log(np.maximum(law.contraction, np.exp(-2.0))) * steps
     lost = _mean_variance(time)
-    kept = np.outer(np.sqrt(1 - lost), np.sqrt(1 - lost))
     spread = np.sqrt(model.curvatures / dynamics.temperature)
-    values, axes = np.linalg.eigh(law.covariance * np.outer(spread, spread) * kept)
+    relative = law.covariance * np.outer(spread, spread)
+    score = _together if judge == "together" else _each
+    squared_bias, variance = score(relative, lost, _pair_variance(time, lost), model)
+    return Prediction(float(np.sqrt(squared_bias)), float(np.sqrt(variance / chains)))
+
+
+def _together(relative: np.ndarray, lost: np.ndarray, pairs: np.ndarray, model: LocalModel) -> tuple[float, float]:
+    kept = np.outer(np.sqrt(1 - lost), np.sqrt(1 - lost))
+    values, axes = np.linalg.eigh(relative * kept)
     bias = (axes * np.log(np.maximum(values, np.finfo(float).tiny))) @ axes.T
-    swing = _pair_variance(time, lost) / kept**2 / chains
-    n, counts = model.units, np.sqrt(np.outer(model.counts, model.counts))
+    n, counts = model.judged.T @ model.judged, np.sqrt(np.outer(model.counts, model.counts))
     weighted = n @ bias
     each = np.diag(n) * model.counts
-    together = min(1.0, model.judged / model.counts.sum())
+    share = min(1.0, model.most / model.counts.sum())
     size = np.sum(n**2 * counts)
-    squared_bias = np.sum(weighted * weighted.T * counts) / size
-    variance = np.sum(swing * (together * np.outer(each, each) + n**2 * counts)) / size
-    return Prediction(float(np.sqrt(max(squared_bias, 0.0))), float(np.sqrt(variance)))
+    variance = np.sum(pairs / kept**2 * (share * np.outer(each, each) + n**2 * counts)) / size
+    return max(float(np.sum(weighted * weighted.T * counts) / size), 0.0), float(variance)
+
+
+def _each(relative: np.ndarray, lost: np.ndarray, pairs: np.ndarray, model: LocalModel) -> tuple[float, float]:
+    q, wide = model.judged, np.diag(relative)
+    kept = relative * np.outer(np.sqrt(1 - lost), np.sqrt(1 - lost))
+    expected = np.maximum(np.einsum("ri,ij,rj->r", q, kept, q), np.finfo(float).tiny)
+    parts = q**2 * wide
+    of_variance = 2 * np.einsum("ri,ij,rj->r", parts, pairs, parts) / expected**2
+    of_mean = 2 * parts @ lost
+    weights = model.counts if len(q) == model.counts.size else None
+    return float(np.average(np.log(expected) ** 2, weights=weights)), float(
+        np.average(of_variance + of_mean, weights=weights)
+    )
 
 
 def excess_potential(dynamics: Dynamics, step_size: float, model: LocalModel, steps: int) -> float:

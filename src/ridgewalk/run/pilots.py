@@ -1,6 +1,7 @@
 """Short runs that show where a chain goes and what a step size does to it."""
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 
 from ridgewalk.gradients import SVRG, GradientEstimator
 from ridgewalk.kernel import Sampler
+from ridgewalk.precondition.base import GradientAt, Preconditioner, Settling, Unchanging
+from ridgewalk.precondition.dense import Dense
 from ridgewalk.run.health import DivergenceError
 from ridgewalk.run.local_fit import fit
 from ridgewalk.run.local_law import LocalModel, excess_potential
@@ -16,17 +19,32 @@ from ridgewalk.run.local_look import Places
 from ridgewalk.run.result import Result
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.sample import sample
-from ridgewalk.types import Key, PyTree
+from ridgewalk.settings import array, settings
+from ridgewalk.types import Key, PyTree, Vector
 
 CHAINS = 2
 DRAWS = 32
 PLACES = 4
 """Chains of a pilot run, draws kept of each, and how many of the last ones curvature and noise are looked at."""
 
-STANDARD_ERRORS = 3.0
-"""By so many the potential must exceed the prediction in the step-halving check to fail it."""
+CHECK_CHAINS, CHECK_STEPS = 8, 1_000
+"""Chains of the step-halving check, whose differences give its standard error, and their length."""
+
+STANDARD_ERRORS = 2.5
+"""By so many the potential must exceed the prediction in the step-halving check to be believed."""
 
 MOST_TRIES = 8
+
+
+@settings
+class Frozen(Unchanging):
+    """A G that has been learnt, as it is."""
+
+    operator: Any = array()
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> Any:
+        """The operator."""
+        return self.operator
 
 
 class Halving(NamedTuple):
@@ -68,7 +86,7 @@ class Pilots:
                 steps=length,
                 step_size=step_size,
                 batch_size=self.batch_size,
-                chains=CHAINS,
+                chains=jax.tree.leaves(self.starts)[0].shape[0],
                 start_per_chain=True,
                 progress=False,
                 **options,
@@ -94,8 +112,8 @@ class Pilots:
             "check that the log density is smooth there"
         )
 
-    def look(self, rows: Rows) -> LocalModel:
-        """Curvature and gradient noise at some of the last draws, seen through the first chain's preconditioner."""
+    def look(self, rows: Rows, rule: Preconditioner) -> list[LocalModel]:
+        """Curvature and gradient noise at some of the last draws, seen through what each chain has learnt."""
         estimator, lag = self.estimator, 1
         if isinstance(estimator, SVRG):
             lag = min(max(1, round(estimator.every * DRAWS / self.length / 2)), DRAWS // 2)
@@ -104,37 +122,49 @@ class Pilots:
         def take(back: int) -> PyTree:
             return jax.tree.map(lambda x: x[:, chosen - back].reshape(-1, *x.shape[2:]), self.result.kept_positions())
 
-        operator = self.result.final_states[0].preconditioner
         key = jax.random.fold_in(self.key, 1_000 + self.runs)
-        return fit(key, self.seen, operator, Places(take(0), take(lag)), rows)
+        places, states = Places(take(0), take(lag)), self.result.final_states
+        if isinstance(rule, Unchanging):
+            states = states[:1]
+        models = [fit(key, self.seen, state.preconditioner, places, rows) for state in states]
+        # Where G is H⁻¹ in the end, directions not learnt yet will be.
+        return [model.settled() for model in models] if isinstance(rule, Dense) else models
 
-    def check_halving(self, step_size: float, model: LocalModel, length: int) -> tuple[Halving, ...]:
-        """Runs at ε and ε/2 with the same random numbers, ε halved until the potentials agree as predicted."""
+    def check_halving(
+        self, step_size: float, model: LocalModel, rule: Preconditioner
+    ) -> tuple[float, tuple[Halving, ...]]:
+        """Runs at ε and ε/2 with the same random numbers and the learnt G; the step size they leave, what they show.
+
+        Where the potential rises f times as much as predicted, so does the bias: with bias ∝ f ε and Monte Carlo
+        variance ∝ 1/ε the best step size is f^{−2/3} times the one chosen. The next check expects f times the
+        prediction.
+        """
         self.runs += 1
-        temperature, found = self.sampler.dynamics.temperature, []
-        full = self._potentials(step_size, length)
+        if isinstance(rule, Settling):
+            self.sampler = replace(self.sampler, preconditioner=Frozen(self.result.final_states[0].preconditioner))
+        self.starts = jax.tree.map(lambda x: jnp.concatenate([x] * (CHECK_CHAINS // CHAINS)), self.starts)
+        found: list[Halving] = []
+        scale = 1.0
         for _ in range(MOST_TRIES):
-            half = self._potentials(step_size / 2, length)
-            expected = excess_potential(self.sampler.dynamics, step_size, model, length)
+            full, half = self._potentials(step_size), self._potentials(step_size / 2)
+            predicted = excess_potential(self.sampler.dynamics, step_size, model, CHECK_STEPS)
             if full is None or half is None:
-                found.append(Halving(step_size, math.inf, 0.0, expected, False))
-            else:
-                groups = (full - half).reshape(CHAINS * 4, -1).mean(axis=1)
-                error = float(groups.std(ddof=1) / math.sqrt(groups.size))
-                slack = STANDARD_ERRORS * error + 0.05 * temperature * model.counts.sum() / 2
-                measured = float(groups.mean())
-                found.append(Halving(step_size, measured, error, expected, measured <= 2 * expected + slack))
-            if found[-1].passed:
-                return tuple(found)
-            step_size, full = step_size / 2, half
+                found.append(Halving(step_size, math.inf, 0.0, scale * predicted, False))
+                step_size /= 4
+                continue
+            error = float((full - half).std(ddof=1) / math.sqrt(CHECK_CHAINS))
+            measured = float((full - half).mean())
+            passed = measured - STANDARD_ERRORS * error <= scale * predicted
+            found.append(Halving(step_size, measured, error, scale * predicted, passed))
+            if passed:
+                return step_size, tuple(found)
+            before, scale = scale, (measured - error) / predicted
+            step_size *= max((scale / before) ** (-2 / 3), 1 / 2)
         raise DivergenceError(
             f"no step size down to {step_size:.2g} passes the step-halving check; start nearer a mode"
         )
 
-    def _potentials(self, step_size: float, length: int) -> np.ndarray | None:
-        """Potentials (chain, draw) of the second half of a run."""
-        result = self._sample(step_size, length, burn_in=length // 2, thin=4, keep="moments")
-        if result is None:
-            return None
-        potentials = np.asarray(result.info.potential, float)
-        return potentials[:, : potentials.shape[1] // 4 * 4]
+    def _potentials(self, step_size: float) -> np.ndarray | None:
+        """The mean potential of each chain in the second half of a run."""
+        result = self._sample(step_size, CHECK_STEPS, burn_in=CHECK_STEPS // 2, thin=4, keep="moments")
+        return None if result is None else np.asarray(result.info.potential, float).mean(axis=1)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,26 @@ from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.base import Settling
-from ridgewalk.precondition.dense import Dense
 from ridgewalk.run import checks
 from ridgewalk.run.health import stability_limit
-from ridgewalk.run.local_law import LocalModel, Prediction, predict, stationary_law
+from ridgewalk.run.local_law import Judge, LocalModel, Prediction, predict, stationary_law
 from ridgewalk.run.pilots import DRAWS, Halving, Pilots
 from ridgewalk.target import Density, Target
 from ridgewalk.types import Key, PyTree
 
-ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 2, 2, 4, 8)
+ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 2, 4, 16)
 """How long each pilot run is, in twentieths of the intended run; a preconditioner that learns needs time."""
 
 MARGIN = 1.25
 """The chosen step size is stable by this factor: curvature is not the same everywhere."""
+
+
+class Run(NamedTuple):
+    """The intended run."""
+
+    steps: int
+    chains: int
+    judge: Judge
 
 
 class Row(NamedTuple):
@@ -76,15 +83,15 @@ def find_step_size(
     batch_size: int | None = None,
     steps: int = 20_000,
     chains: int = 1,
+    judge: Judge = "together",
     progress: bool = True,
 ) -> StepSize:
     """The step size with which a run of `steps` steps has the least error: bias² + Monte Carlo variance.
 
     Pilot runs teach the preconditioner and show where the chain goes. There the Hessian H and the covariance of the
     gradient's noise are measured, seen through G; the chain is then that of a Gaussian posterior, whose bias (from ε
-    and from gradient noise) and Monte Carlo error after `steps` steps are known in closed form, for every ε. What is
-    judged is the covariance of the parameters, each in units of its own spread. Last, chains at ε and ε/2 are
-    compared: where the potential differs by more than predicted, ε is halved until it does not.
+    and from gradient noise) and Monte Carlo error after `steps` steps are known in closed form, for every ε. Last,
+    chains at ε and ε/2 are compared: where the potential differs by more than predicted, ε is lowered.
 
         size = rw.find_step_size(key, rw.hasgld_sa(), target, start, batch_size=100, steps=20_000)
         print(size.limit, size.explanation)
@@ -92,7 +99,8 @@ def find_step_size(
             key, rw.hasgld_sa(), target, start, steps=20_000, step_size=size, batch_size=100
         )
 
-    It costs about half a run of 20,000 steps, and a Hessian product per parameter (24 for large models) at 8 places.
+    It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, sixteen of
+    1,000 for the check, and a Hessian product per parameter (24 for large models) at 8 places.
 
     Args:
         key: a JAX random key.
@@ -102,11 +110,17 @@ def find_step_size(
         batch_size: examples of each step's batch, as in the intended run.
         steps: length of the intended run: the longer, the smaller the step size that pays.
         chains: chains of the intended run, whose draws are pooled.
+        judge: what the run is for. "together": the covariance matrix, correlations included. "each": mean and variance
+            of every quantity on its own, such as error bars of predictions. The quantities are, with data, what the
+            likelihood sees of the parameters at some examples (for a network its predictions); without data the
+            parameters. Each counts in units of its own spread.
         progress: print what was found.
     """
     checks.check_kinds(sampler, target)
     checks.check_counts(steps, 0, 1, chains)
     _check_dynamics(sampler.dynamics)
+    if judge not in get_args(Judge):
+        raise ValueError(f"judge: {judge!r} is unknown; use one of {', '.join(map(repr, get_args(Judge)))}")
     estimator = as_estimator(target)
     rows = checks.check_data(estimator.target, batch_size, True)
     position = checks.check_position(position)
@@ -119,19 +133,17 @@ def find_step_size(
             "elsewhere, or check log_density (log_prior, log_likelihood) for kinks and overflow"
         )
     pilot = Pilots(key, sampler, estimator, seen, batch_size, position)
-    length = int(np.clip(steps // 20, 8 * DRAWS, 1_000))
+    length = int(np.clip(steps // 20 // DRAWS, 8, 32)) * DRAWS  # whole draws, so that all rounds compile once
     flat, unravel = ravel_pytree(position)
     rule = sampler.preconditioner.specialise(flat.shape[0], unravel)
-    chosen = first / 20
+    chosen, run = first / 20, Run(steps, chains, judge)
     for factor in ROUNDS_OF_LEARNING if isinstance(rule, Settling) else ROUNDS:
         chosen = pilot.run(chosen, length * factor)
-        model = pilot.look(rows)
-        if isinstance(rule, Dense):
-            model = model.settled()
-        chosen = _best(sampler.dynamics, model, steps, chains)
-    halvings = pilot.check_halving(chosen, model, length)
-    value = halvings[-1].step_size
-    found = _explain(sampler.dynamics, value, model, halvings, steps, chains)
+        models = pilot.look(rows, rule)
+        # Chains that learn do not learn the same: a step size between theirs.
+        chosen = math.exp(np.mean([math.log(_best(sampler.dynamics, model, run)) for model in models]))
+    value, halvings = pilot.check_halving(chosen, models[0], rule)
+    found = _explain(sampler.dynamics, value, models[0], halvings, run)
     if progress:
         _show(found, steps)
     return found
@@ -158,7 +170,7 @@ def _seen(estimator: GradientEstimator) -> GradientEstimator:
     return jax.tree.map(jnp.asarray, inside)
 
 
-def _best(dynamics: Dynamics, model: LocalModel, steps: int, chains: int) -> float:
+def _best(dynamics: Dynamics, model: LocalModel, run: Run) -> float:
     """The ε of least predicted error: by factors of 2, then 8 between each."""
 
     steep = model.at_steepest()
@@ -166,7 +178,7 @@ def _best(dynamics: Dynamics, model: LocalModel, steps: int, chains: int) -> flo
     def error(step_size: float) -> float:
         if not stationary_law(dynamics, MARGIN * step_size, steep).stable:
             return math.inf
-        return predict(dynamics, step_size, model, steps, chains).total
+        return predict(dynamics, step_size, model, *run).total
 
     coarse = 4 * model.limit * 2.0 ** -np.arange(1, 28.0)
     best = coarse[int(np.argmin([error(e) for e in coarse]))]
@@ -174,30 +186,28 @@ def _best(dynamics: Dynamics, model: LocalModel, steps: int, chains: int) -> flo
     return float(fine[int(np.argmin([error(e) for e in fine]))])
 
 
-def _explain(
-    dynamics: Dynamics, value: float, model: LocalModel, halvings: tuple[Halving, ...], steps: int, chains: int
-) -> StepSize:
+def _explain(dynamics: Dynamics, value: float, model: LocalModel, halvings: tuple[Halving, ...], run: Run) -> StepSize:
     def row(step_size: float) -> Row:
-        found: Prediction = predict(dynamics, step_size, model, steps, chains)
+        found: Prediction = predict(dynamics, step_size, model, *run)
         return Row(step_size, found.bias, found.monte_carlo, found.total)
 
     table = tuple(row(value * factor) for factor in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
     chosen, last = table[3], halvings[-1]
-    noise_free = predict(dynamics, value, model.quiet(), steps, chains).bias
+    noise_free = predict(dynamics, value, model.quiet(), *run).bias
     source = "gradient noise" if chosen.bias > 2 * noise_free else "the size of the steps, or mixing too slow"
     explanation = (
-        f"step size {value:.3g}: in {steps:,} steps the covariance has a bias of {chosen.bias:.2g} (most of it from "
+        f"step size {value:.3g}: in {run.steps:,} steps variances have a bias of {chosen.bias:.2g} (most of it from "
         f"{source}) and a Monte Carlo error of {chosen.monte_carlo:.2g}, in log ratios. 2/λ_max(G H) = "
         f"{model.limit:.3g}. Halving: the potential at ε exceeds that at ε/2 by {last.measured:.3g} ± "
         f"{last.standard_error:.2g}, expected {last.expected:.3g}"
     )
     if len(halvings) > 1:
-        explanation += f"; {halvings[0].step_size:.3g}, of least predicted error, failed this check"
+        explanation += f"; at {halvings[0].step_size:.3g}, of least predicted error, it rose by more than predicted"
     return StepSize(value, model.limit, table, halvings, explanation + ".")
 
 
 def _show(found: StepSize, steps: int) -> None:
-    table = Table(title=f"error of the covariance after {steps:,} steps (log ratio)", title_justify="left")
+    table = Table(title=f"predicted error of variances after {steps:,} steps (log ratio)", title_justify="left")
     for column in ("step size", "bias", "Monte Carlo", "total", ""):
         table.add_column(column, justify="right")
     for row in found.table:
