@@ -205,7 +205,7 @@ def main() -> None:
     target, weights = network((32, 96, 70))
     compare_forms("d = 10⁴, dense network, batch 50", target, weights, 50, 1_200, 3, limited | low_rank)
     target, weights = network((625, 100, 484, 5_000))
-    compare_forms("d = 2.5·10⁶, dense network, batch 50", target, weights, 50, 24, 2, limited | low_rank)
+    compare_forms("d = 2.5·10⁶, dense network, batch 50", target, weights, 50, 120, 2, limited | low_rank)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 from tests.targets import linear_regression
 
 import ridgewalk as rw
+from ridgewalk.precondition.base import when
 from ridgewalk.precondition.dense_scaled import DenseScaled
 
 REGRESSION = linear_regression()
@@ -52,3 +53,17 @@ def test_multiply_and_factor_agree(state):
 
 def test_preconditioner_matrix_shows_g(state):
     np.testing.assert_allclose(rw.preconditioner_matrix(state), columns(state.preconditioner.multiply), rtol=1e-12)
+
+
+def test_work_that_is_not_due_is_not_done():
+    """XLA moves what does not depend on a loop's own values out of it, into every step, unless `when` prevents it."""
+
+    def run(x, matrix, steps):
+        def body(k, x):
+            return when(k % 10 == 0, lambda kept, given: kept @ (given @ given), x, matrix + k)
+
+        return jax.lax.fori_loop(0, steps, body, x)
+
+    compiled = jax.jit(run).lower(jnp.eye(4), jnp.eye(4), 100).compile().as_text()
+    products = [computation.count(" dot(") for computation in compiled.split("\n}\n") if " dot(" in computation]
+    assert products == [2], "both products belong in the inner loop's body"

@@ -79,21 +79,28 @@ def no_lesson(like: jax.Array) -> Lesson:
 
 
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 
-def when(due: Scalar, act: Callable[[T], T], state: T) -> T:
-    """`act(state)` where `due`, else the state as it is.
+def when(due: Scalar, act: Callable[[T, Given], T], state: T, given: Given) -> T:
+    """`act(state, given)` where `due`, else the state as it is; `given` must hold the arrays that the work is done on.
 
-    A loop of one round or none, because a branch would copy the state: XLA updates what a loop carries in place.
+    A loop of one round or none, because a branch would copy the state: XLA updates what a loop carries in place. It
+    also moves out of a loop, and so into every step, what depends only on values from outside; hence `given`, which
+    the barrier ties to the round.
     """
-    return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, kept: act(kept), state)
+
+    def once(turn: Scalar, kept: T) -> T:
+        return act(kept, jax.lax.optimization_barrier((turn, given))[1])
+
+    return jax.lax.fori_loop(0, due.astype(jnp.int32), once, state)
 
 
-def every(interval: int, step: Scalar, act: Callable[[T], T], state: T) -> T:
-    """`act(state)` in every `interval`-th step; the runner keeps `step` common to all chains, so that a vectorised run
-    really skips the work.
+def every(interval: int, step: Scalar, act: Callable[[T, Given], T], state: T, given: Given) -> T:
+    """`act(state, given)` in every `interval`-th step; the runner keeps `step` common to all chains, so that a
+    vectorised run really skips the work.
     """
-    return act(state) if interval == 1 else when(step % interval == 0, act, state)
+    return act(state, given) if interval == 1 else when(step % interval == 0, act, state, given)
 
 
 class Choice(ABC):
@@ -147,7 +154,12 @@ class Settling(Preconditioner):
     def learn(self, operator: Any, transition: Transition) -> tuple[Any, Lesson]:
         """An update when it is due."""
         nothing = operator, no_lesson(transition.before)
-        return every(self.interval, transition.step, lambda kept: self.update(kept[0], transition), nothing)
+        gradient_at = transition.gradient_at
+
+        def update(kept: tuple[Any, Lesson], arrays: Any) -> tuple[Any, Lesson]:
+            return self.update(kept[0], Transition._make((*arrays, gradient_at)))
+
+        return every(self.interval, transition.step, update, nothing, transition[:-1])
 
 
 class Unchanging(Preconditioner):

@@ -108,11 +108,12 @@ class Dense(Settling):
         row = (pairs - 1) % self.memory
         steps = operator.steps.at[row].set(jnp.where(good, a, 0))
         changes = operator.changes.at[row].set(jnp.where(good, b, 0))
-        root = every(self.memory, pairs, lambda kept: self._average(kept, steps, changes, pairs), operator.root)
+        root = every(self.memory, pairs, self._average, operator.root, (steps, changes, pairs))
         return DenseOperator(root, steps, changes), Lesson(powell(aa, ab, self.damping), ~good)
 
-    def _average(self, root: jax.Array, steps: jax.Array, changes: jax.Array, pairs: Scalar) -> jax.Array:
+    def _average(self, root: jax.Array, window: tuple[jax.Array, jax.Array, Scalar]) -> jax.Array:
         """S of (1−ω) G + ω G̃ = S (I + ω Pᵀ Q P) Sᵀ, the rows of P being the whitened pairs."""
+        steps, changes, pairs = window
         omega = weight(self.adaptation, pairs // self.memory, root.dtype)
         vectors = jnp.concatenate([steps, changes])
         gram = vectors @ vectors.T

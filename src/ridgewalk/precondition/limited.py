@@ -128,14 +128,14 @@ class Limited(Settling):
         fresh = jnp.where(good, jnp.stack([s, y]), 0)
         scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, self.curvature_floor, old.scale), old.scale)
         now = old._replace(window=jax.lax.dynamic_update_slice_in_dim(old.window, fresh, row, 0), scale=scale)
-        after = every(self.memory, pairs, lambda kept: self._consider(kept, pairs // self.memory), now)
+        after = every(self.memory, pairs, self._consider, now, pairs // self.memory)
         return after, Lesson(powell(scale * ss, sy, self.damping), ~good)
 
     def _consider(self, now: LimitedOperator, windows: Scalar) -> LimitedOperator:
         due = now.snapshots.due + weight(self.adaptation, windows, now.identity.dtype)
         share = 1 / self.snapshots
         waiting = now._replace(snapshots=now.snapshots._replace(due=due))
-        return when(due >= share, lambda kept: self._exchange(kept, jnp.minimum(due - share, share)), waiting)
+        return when(due >= share, self._exchange, waiting, jnp.minimum(due - share, share))
 
     def _exchange(self, now: LimitedOperator, due: Scalar) -> LimitedOperator:
         """The window in the place of the oldest snapshot."""

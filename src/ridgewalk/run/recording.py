@@ -77,7 +77,7 @@ class Recording:
         def put(store: jax.Array, value: jax.Array) -> jax.Array:
             return store.at[slot].set(value)
 
-        def act(draws: Draws) -> Draws:
+        def act(draws: Draws, flat: jax.Array) -> Draws:
             position = unravel(flat)
             positions = jax.tree.map(put, draws.positions, position) if self.positions else None
             collected = None
@@ -86,7 +86,7 @@ class Recording:
             moments = None if draws.moments is None else draws.moments.add(position, weight)
             return Draws(positions, collected, jax.tree.map(put, draws.info, info), moments)
 
-        return act(draws) if self.eager else when(due, act, draws)
+        return act(draws, flat) if self.eager else when(due, act, draws, flat)
 
 
 def join_moments(parts: list[Moments | None]) -> Moments:

@@ -54,7 +54,7 @@ class Rows:
     def from_order(self, keys: Key, k: Scalar, order: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The order that holds at step k, and the rows of that step."""
         epoch, batch = k // self.per_epoch, k % self.per_epoch
-        order = when(batch == 0, lambda _: self.order(keys, epoch), order)
+        order = when(batch == 0, lambda _, now: self.order(keys, now), order, epoch)
         return order, jax.lax.dynamic_slice_in_dim(order, batch * self.batch_size, self.batch_size, 1)
 
 
