@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import ridgewalk as rw
 from ridgewalk.noise import draw
@@ -81,3 +82,18 @@ def test_noise_has_mean_0_and_variance_1(kind):
     assert abs((z[1:] * z[:-1]).mean()) < 4 / np.sqrt(z.size)
     fourth = {"gaussian": 3.0, "two_point": 1.0}[kind]
     assert abs((z**4).mean() - fourth) < 4 * np.sqrt(96 / z.size)
+
+
+def test_noise_in_32_bits_is_normal():
+    """Made of both halves of the generator's words: normal, and the halves independent."""
+    z = np.asarray(draw(jax.random.key(1), "gaussian", 1_000_001, jnp.dtype("float32")))
+    assert z.dtype == np.float32
+    assert z.shape == (1_000_001,)
+    assert stats.kstest(z, "norm").pvalue > 0.01
+    assert 4.5 < np.abs(z).max() < 5.5
+    half = z.size // 2
+    assert abs(np.mean(z[:half] * z[half : 2 * half])) < 4 / np.sqrt(half)
+    other = np.asarray(draw(jax.random.key(2), "gaussian", 1_000_001, jnp.dtype("float32")))
+    assert abs(np.mean(z * other)) < 4 / np.sqrt(z.size)
+    legacy = draw(jax.random.PRNGKey(1), "gaussian", 5, jnp.dtype("float32"))
+    assert legacy.dtype == np.float32
