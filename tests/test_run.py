@@ -20,7 +20,7 @@ GAUSSIAN = correlated_gaussian()
 def run(sampler=None, *, seed=0, start=None, **options):
     settings = {"steps": 60, "step_size": 1e-3, "batch_size": 40, "progress": False} | options
     position = jnp.zeros(3) if start is None else start
-    return rw.sample(jax.random.key(seed), sampler or rw.hasgld_sa(), REGRESSION.target, position, **settings)
+    return rw.sample(jax.random.key(seed), sampler or rw.hasgld_sa(memory=2), REGRESSION.target, position, **settings)
 
 
 def test_same_key_same_draws_other_key_other_draws():
@@ -77,7 +77,7 @@ def test_vectorised_chains_equal_single_ones():
     both = run(start=starts, chains=2, start_per_chain=True)
     assert not np.array_equal(both.positions[0, 0], both.positions[1, 0])
     keys = jax.random.split(jax.random.key(0), 2)
-    kernel = rw.build_kernel(rw.hasgld_sa(), REGRESSION.target)
+    kernel = rw.build_kernel(rw.hasgld_sa(memory=2), REGRESSION.target)
     state = kernel.init(starts[1])
     for k in range(3):
         noise_key, batch_key = jax.random.split(jax.random.fold_in(keys[1], k))
@@ -157,7 +157,7 @@ def test_a_second_call_with_the_same_shapes_compiles_nothing():
         compiled.clear()
         run(chains=2, seed=5, step_size=2e-3)
         rw.sample(
-            jax.random.key(7), rw.hasgld_sa(), REGRESSION.target, jnp.ones(3),
+            jax.random.key(7), rw.hasgld_sa(memory=2), REGRESSION.target, jnp.ones(3),
             steps=60, step_size=3e-3, batch_size=40, chains=2, progress=False,
         )  # fmt: skip
         assert compiled == []

@@ -29,7 +29,7 @@ SAMPLERS = {
     "psgld": rw.psgld(),
     "sgrld": rw.sgrld(lambda position: jnp.ones(3)),
     "hamcmc": rw.hamcmc(),
-    "dense": rw.hasgld_sa(),
+    "dense": rw.hasgld_sa(memory=2),
     "limited": rw.hasgld_sa(form="limited", memory=2),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
     "sghmc": rw.sghmc(),
