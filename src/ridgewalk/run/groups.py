@@ -61,6 +61,7 @@ class Group:
         slots: int,
         device: Any,
     ) -> None:
+        self.device = device
         if device is not None:
             estimator, keys, starts, potentials = jax.device_put((estimator, keys, starts, potentials), device)
         self.sampler, self.estimator, self.keys, self.chunk = sampler, estimator, keys, chunk
@@ -88,7 +89,7 @@ class Group:
 
     def restore(self, saved: PyTree) -> None:
         """Go on from what a checkpoint held."""
-        states, moments, health = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), saved, self.saved())
+        states, moments, health = jax.device_put(saved, self.device)  # None leaves the device open, as at the start
         self.carry = self.carry._replace(states=states, draws=self.carry.draws._replace(moments=moments), health=health)
 
     @property
