@@ -78,7 +78,9 @@ def test_structure_and_dtypes_are_kept(model, sampler):
 def test_mixed_and_double_precision():
     start = {"a": jnp.zeros(2, jnp.float32), "b": jnp.zeros(3, jnp.float64)}
     target = rw.Density(lambda p: -0.5 * (jnp.sum(p["a"] ** 2) + jnp.sum(p["b"] ** 2)))
-    result = rw.sample(jax.random.key(0), rw.hasgld_sa(memory=2), target, start, steps=50, step_size=0.1, progress=False)
+    result = rw.sample(
+        jax.random.key(0), rw.hasgld_sa(memory=2), target, start, steps=50, step_size=0.1, progress=False
+    )
     assert result.positions["a"].dtype == jnp.float32
     assert result.positions["b"].dtype == jnp.float64
 

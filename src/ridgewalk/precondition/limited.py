@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every, when
 from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
+from ridgewalk.precondition.long_rows import long_products
 from ridgewalk.precondition.pairs import base_curvature, check_pairs, observe, powell, usable
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
@@ -142,7 +143,7 @@ class Limited(Settling):
         old, size = now.snapshots, 2 * self.memory
         start = old.oldest * size
         vectors = jax.lax.dynamic_update_slice_in_dim(now.vectors, now.window, start, 0)
-        products = vectors @ now.window.T
+        products = long_products(vectors, now.window)
         gram = jax.lax.dynamic_update_slice_in_dim(old.gram, products, start, 1)
         gram = jax.lax.dynamic_update_slice_in_dim(gram, products.T, start, 0)
         core = jnp.zeros_like(gram)

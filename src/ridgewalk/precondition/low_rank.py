@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.factorise import cholesky, eigh
+from ridgewalk.precondition.long_rows import long_products
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
@@ -50,25 +51,6 @@ class LowRankOperator(NamedTuple):
         """G v + S z: two looks along Q, one move along it."""
         back = self.square @ (self.directions @ covector) + self.core @ (self.directions @ noise)
         return covector / self.bulk + noise / jnp.sqrt(self.bulk) + back @ self.directions
-
-
-SLICE = 16_384
-"""Columns of a long, flat matrix that fit the cache: products of such take a quarter of the time in slices."""
-
-
-def long_products(rows: jax.Array, others: jax.Array) -> jax.Array:
-    """`rows @ others.T` of a few rows of any length."""
-    length = rows.shape[1]
-    slices = length // SLICE
-    if slices == 0:
-        return rows @ others.T
-
-    def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
-        part, other = (jax.lax.dynamic_slice_in_dim(x, i * SLICE, SLICE, 1) for x in (rows, others))
-        return total + part @ other.T, None
-
-    rest = rows[:, slices * SLICE :] @ others[:, slices * SLICE :].T
-    return jax.lax.scan(add, rest, jnp.arange(slices))[0]
 
 
 def whitener(gram: jax.Array) -> jax.Array:
