@@ -7,7 +7,8 @@ import pytest
 
 import ridgewalk as rw
 from ridgewalk.precondition.base import Transition
-from ridgewalk.precondition.low_rank import SLICE, long_products, whitener
+from ridgewalk.precondition.long_rows import SLICE, long_products
+from ridgewalk.precondition.low_rank import whitener
 
 D = 60
 
