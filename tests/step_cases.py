@@ -53,7 +53,7 @@ def logistic(control_variates: bool = False) -> Case:
 
 
 def predict(p, x):
-    return jnp.tanh(x[:, None] * p["w"] + p["b"]) @ p["v"] + p["c"]
+    return jnp.tanh(x[:, None] * p["w"][None] + p["b"][None]) @ p["v"] + p["c"]
 
 
 @lru_cache
