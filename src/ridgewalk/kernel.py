@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.gradients import GradientEstimator, as_estimator
+from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
 from ridgewalk.layout import Layout, layout_of
 from ridgewalk.noise import draw
 from ridgewalk.precondition.base import Choice, Departure, Transition
@@ -29,6 +29,8 @@ class State(NamedTuple):
     """The operator G, with what it has learnt."""
     estimator: Any
     """What the gradient estimator carries: SVRG's anchor."""
+    prior: Any = None
+    """What an adaptive prior has learnt; None for a plain one."""
 
 
 class Info(NamedTuple):
@@ -73,8 +75,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
     With a `layout`, the position of the states that `advance` takes and gives is the flat vector: a loop that keeps it
     so saves two copies of all parameters a step.
     """
-    estimator = as_estimator(target)
-    density = estimator.target
+    any_prior = as_estimator(target)
     dynamics = sampler.dynamics
 
     def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
@@ -84,6 +85,8 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         epsilon = jnp.asarray(step_size, flat.dtype)
         step = state.step + 1
+        estimator = with_prior(any_prior, state.prior)
+        density = estimator.target
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
             value, gradient = jax.value_and_grad(density.potential)(unravel(vector), batch)
@@ -113,6 +116,8 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             dynamics=dynamics.arrive(moved, arrival, step),
             preconditioner=operator,
             estimator=estimator.refresh(state.estimator, position, step),
+            # From the origin, which the batch had no part in: residuals at the arrival would be too small.
+            prior=any_prior.target.next_prior(state.prior, unravel(origin), batch, step),
         )
         norms = jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise)
         return after, Info(potential, *norms, move.temperature, lesson.damping, lesson.rejected)
@@ -122,6 +127,9 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         form = layout_of(position)
         flat, unravel = form.ravel(position), form.unravel
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
+        prior = any_prior.target.first_prior(position)
+        estimator = with_prior(any_prior, prior)
+        density = estimator.target
         sketch = density.sketch()
 
         def gradient_at(vector: Vector) -> Vector:
@@ -139,6 +147,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             dynamics=dynamics.init(flat),
             preconditioner=operator,
             estimator=estimator.init(position),
+            prior=prior,
         )
 
     def draw_noise(key: Key, position: PyTree) -> Vector:
