@@ -4,7 +4,7 @@ import math
 
 import jax.numpy as jnp
 
-from ridgewalk.priors.base import check_positive, total
+from ridgewalk.priors.base import absolute, check_positive, total
 from ridgewalk.settings import settings
 from ridgewalk.types import PyTree, Scalar
 
@@ -37,7 +37,7 @@ class LaplacePrior:
 
     def __call__(self, position: PyTree) -> Scalar:
         """log p(θ)."""
-        return total(position, lambda x: -jnp.abs(x) / self.scale - math.log(2 * self.scale))
+        return total(position, lambda x: -absolute(x) / self.scale - math.log(2 * self.scale))
 
 
 @settings

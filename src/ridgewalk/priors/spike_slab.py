@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation
-from ridgewalk.priors.base import AdaptivePrior, Residuals, check_positive, total
+from ridgewalk.priors.base import AdaptivePrior, Residuals, absolute, check_positive, total
 from ridgewalk.settings import settings
 from ridgewalk.types import PyTree, Scalar
 
@@ -90,7 +90,7 @@ class SpikeAndSlab(AdaptivePrior):
         """log (1−δ) Laplace(x; 0, σv₀)."""
         sigma, delta = (s.astype(x.dtype) for s in (state.sigma, state.delta))
         constant = jnp.log1p(-delta) - jnp.log(sigma) - math.log(2 * self.spike_scale)
-        return constant - jnp.abs(x) / (sigma * self.spike_scale)
+        return constant - absolute(x) / (sigma * self.spike_scale)
 
     def _log_odds(self, state: SpikeSlabState, x: jax.Array) -> jax.Array:
         """log P(γ = 1 | x) / P(γ = 0 | x): never a ratio of densities, which underflow."""
@@ -103,7 +103,7 @@ class SpikeAndSlab(AdaptivePrior):
 
         def penalised(x: jax.Array, rho: jax.Array) -> jax.Array:
             z = x / state.sigma.astype(x.dtype)
-            return -(1 - rho) * jnp.abs(z) / self.spike_scale - 0.5 * rho * z**2 / self.slab_variance
+            return -(1 - rho) * absolute(z) / self.spike_scale - 0.5 * rho * z**2 / self.slab_variance
 
         return total(jax.tree.map(penalised, position, state.inclusion), lambda x: x)
 
