@@ -83,7 +83,7 @@ def everywhere(cases):
     return [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in cases]
 
 
-FAST = [("dense", "svrg")]
+FAST = [("sgld", "svrg")]
 
 
 @pytest.mark.parametrize(("name", "kind"), everywhere([(a, b) for a in SAMPLERS for b in ESTIMATORS]))
