@@ -124,7 +124,7 @@ def prior_by_leaf(groups: Mapping[str, Prior], otherwise: Prior | None = None) -
 
         rw.prior_by_leaf({"bias": rw.gaussian_prior(10.0)}, otherwise=rw.spike_and_slab())
 
-    A group's prior gets all its leaves at once: one `spike_and_slab` learns one σ and one δ for the group.
+    A group's prior gets its leaves at once, as a dict by name: one `spike_and_slab` learns one σ and one δ for all.
     """
     if not groups:
         raise ValueError("groups: there are none; name at least one leaf, or pass the prior itself")

@@ -209,8 +209,8 @@ def spike_and_slab(
     `result.inclusion_probabilities` gives ρ; σ and δ of a chain are in `state.prior`.
 
     Beyond |θ| = 2σv₁/v₀ the Laplace spike has the heavier tail, so choose v₁ so wide that no parameter goes there.
-    Where the likelihood has a noise of its own, σ and δ may have several good values (one is a spike so wide that no slab
-    is needed): compare chains from different starts.
+    Where the likelihood has a noise of its own, σ and δ may have several good values (one is a spike so wide that no
+    slab is needed): compare chains from different starts.
 
     Args:
         spike_scale: v₀; the spike is Laplace(0, σ v₀).
