@@ -27,12 +27,12 @@ def residual(weights, batch):
 
 
 def posterior(case: Regression, penalty="mixture") -> rw.Posterior:
+    """With a noise of its own, σ is held by the prior alone, so learning waits until the chain is in place."""
     data = jnp.asarray(case.x), jnp.asarray(case.y)
+    prior = rw.spike_and_slab(penalty=penalty, delay=0 if case.noise is None else 500)
     if case.noise is None:
-        return rw.Posterior(rw.spike_and_slab(penalty=penalty), rw.shared_noise(residual), data)
-    return rw.Posterior(
-        rw.spike_and_slab(penalty=penalty), lambda w, b: -0.5 * (residual(w, b) / case.noise) ** 2, data
-    )
+        return rw.Posterior(prior, rw.shared_noise(residual), data)
+    return rw.Posterior(prior, lambda w, b: -0.5 * (residual(w, b) / case.noise) ** 2, data)
 
 
 def complaints(result: rw.Result, hyper: Hyper, rho: np.ndarray, bias: float) -> list[str]:
@@ -83,14 +83,18 @@ def test_shared_noise_on_minibatches_ends_where_em_ends():
     assert complaints(result, *em(case), bias=0.006) == []
 
 
+FINER = {"steps": 100_000, "step_size": 1e-4}
+"""Where σ is 0.49 the spike is 0.05 wide: at 4e-4 the steps are half of that, and σ comes out 4 % too large."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "penalty", "options"),
     [
         (orthogonal_regression(), "mixture", {}),
-        (orthogonal_regression(1.0), "mixture", {}),
+        (orthogonal_regression(1.0), "mixture", FINER),
         (orthogonal_regression(), "averaged", {}),
-        (orthogonal_regression(1.0), "averaged", {}),
+        (orthogonal_regression(1.0), "averaged", FINER),
         (correlated_regression(), "mixture", {"steps": 100_000}),
     ],
     ids=["shared", "own-noise", "shared-averaged", "own-noise-averaged", "correlated"],

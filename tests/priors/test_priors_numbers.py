@@ -58,13 +58,15 @@ def test_spike_and_slab_neither_under_nor_overflows(dtype, sigma, delta):
     assert all(leaf.dtype == dtype and bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(after))
 
 
-@pytest.mark.parametrize("penalty", ["mixture", "averaged"])
-def test_updates_follow_the_chain(penalty):
+@pytest.mark.parametrize(("penalty", "delay"), [("mixture", 0), ("averaged", 4)])
+def test_updates_follow_the_chain(penalty, delay):
     """Fifteen steps on minibatches, with the averages made again in NumPy from the draws."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, 3)), rng.normal(size=12)
     start = jnp.array([1.0, -0.2, 0.0])
-    prior = rw.spike_and_slab(penalty=penalty, nu=2.0, lam=0.7, a=1.5, b=4.0, spike_scale=0.2, slab_variance=50.0)
+    prior = rw.spike_and_slab(
+        penalty=penalty, nu=2.0, lam=0.7, a=1.5, b=4.0, spike_scale=0.2, slab_variance=50.0, delay=delay
+    )
     target = rw.Posterior(prior, rw.shared_noise(lambda w, b: b[1] - b[0] @ w), (jnp.asarray(x), jnp.asarray(y)))
     kernel = rw.build_kernel(rw.sgld(), target)
     state, step = jax.jit(kernel.init)(start), jax.jit(kernel.step)
@@ -73,7 +75,9 @@ def test_updates_follow_the_chain(penalty):
     for k in range(1, 16):
         assert float(state.prior.sigma) == pytest.approx(sigma, rel=1e-10)
         assert float(state.prior.delta) == pytest.approx(delta, rel=1e-10)
-        rows, beta, omega = rng.integers(0, 12, 4), np.asarray(state.position), min(1, 5 * (10 + k) ** -0.9)
+        rows, beta, omega = rng.integers(0, 12, 4), np.asarray(state.position), min(1, 5 * (10 + k - delay) ** -0.9)
+        if k <= delay:
+            omega = 0.0
         slab = delta * stats.norm.pdf(beta, scale=sigma * np.sqrt(50))
         inside = slab / (slab + (1 - delta) * stats.laplace.pdf(beta, scale=0.2 * sigma))
         rho = rho + omega * (inside - rho)
@@ -87,6 +91,8 @@ def test_updates_follow_the_chain(penalty):
         if penalty == "mixture":
             mixture = slab + (1 - delta) * stats.laplace.pdf(beta, scale=0.2 * sigma)
             assert float(info.potential) == pytest.approx(-np.log(mixture).sum() - 3 * likelihood, rel=1e-9)
+        if k <= delay:
+            continue
         sigma = (sums[0] + np.sqrt(sums[0] ** 2 + 4 * order * constant)) / (2 * order)
         delta = (0.5 + rho.sum()) / (1.5 + 4 + 3 - 2)
     np.testing.assert_allclose(state.prior.inclusion, rho, rtol=1e-9)
@@ -132,6 +138,7 @@ def test_priors_by_leaf():
         (lambda: rw.spike_and_slab(a=0.5), r"a: 0.5 is below 1"),
         (lambda: rw.spike_and_slab(b=0.0), r"b: 0.0 is below 1"),
         (lambda: rw.spike_and_slab(sigma=0.0), r"sigma: 0.0 is not"),
+        (lambda: rw.spike_and_slab(delay=-1), r"delay: -1 is no number of steps"),
         (lambda: rw.spike_and_slab(penalty="lasso"), r"penalty: 'lasso' is unknown; use one of 'mixture', 'averaged'"),
         (lambda: rw.spike_and_slab(slab_variance=1e-4), r"slab_variance: 0.0001 is not wider than the spike"),
         (lambda: rw.shared_noise(3.0), r"residual: 3.0 is not a function"),

@@ -42,6 +42,7 @@ class SpikeAndSlab(AdaptivePrior):
     lam: float
     sigma: float | None
     penalty: Penalty
+    delay: int
     adaptation: Adaptation
 
     def __post_init__(self) -> None:
@@ -54,6 +55,8 @@ class SpikeAndSlab(AdaptivePrior):
         for name, value in (("a", self.a), ("b", self.b)):
             if value is not None and not (math.isfinite(value) and value >= 1):
                 raise ValueError(f"{name}: {value} is below 1, where Beta(a, b) has no mode; use 1 or more")
+        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
+            raise ValueError(f"delay: {self.delay!r} is no number of steps; use 0 to learn from the first step on")
         if self.penalty not in get_args(Penalty):
             known = ", ".join(map(repr, get_args(Penalty)))
             raise ValueError(f"penalty: {self.penalty!r} is unknown; use one of {known}")
@@ -131,7 +134,9 @@ class SpikeAndSlab(AdaptivePrior):
     ) -> SpikeSlabState:
         """Averages move by ω_k towards what the position shows; σ and δ are the best for the averages."""
         dtype = state.sigma.dtype
-        omega = jnp.clip(jnp.asarray(self.adaptation(step.astype(dtype)), dtype), 0.0, 1.0)
+        begun = step > self.delay
+        number = jnp.maximum(step - self.delay, 1).astype(dtype)
+        omega = jnp.clip(jnp.asarray(self.adaptation(number), dtype), 0.0, 1.0) * begun
 
         def mix(old: jax.Array, new: jax.Array) -> jax.Array:
             return old + omega.astype(old.dtype) * (new.astype(old.dtype) - old)
@@ -150,7 +155,10 @@ class SpikeAndSlab(AdaptivePrior):
             inclusion=inclusion, spike=mix(state.spike, spike), slab=mix(state.slab, slab), residual=residual
         )
         size = _size(position)
-        return averages._replace(sigma=self._best_sigma(averages, size, count), delta=self._best_delta(averages, size))
+        return averages._replace(
+            sigma=jnp.where(begun, self._best_sigma(averages, size, count), state.sigma),
+            delta=jnp.where(begun, self._best_delta(averages, size), state.delta),
+        )
 
     def _best_sigma(self, state: SpikeSlabState, size: int, count: int) -> Scalar:
         """The positive root of R_a σ² − R_b σ − R_c = 0."""
@@ -183,6 +191,7 @@ def spike_and_slab(
     lam: float = 1.0,
     sigma: float | None = None,
     penalty: Penalty = "mixture",
+    delay: int = 0,
     adaptation: Adaptation = DEFAULT_ADAPTATION,
 ) -> SpikeAndSlab:
     """A sparse prior for use as `log_prior` with any sampler; with `sgld()` it is SGLD-SA.
@@ -224,7 +233,9 @@ def spike_and_slab(
         penalty: "mixture" samples the posterior under the mixture prior, at the σ and δ learnt. "averaged" follows the
             letter of Deng et al.: the drift of θ has the averaged ρ in the place of ρ(θ), so θ is sampled under the
             prior exp(−Σ (1−ρ_j)|θ_j|/(σv₀) + ρ_jθ_j²/(2σ²v₁)), which has one mode and is easier to walk on.
-        adaptation: ω_k, capped at 1.
+        delay: steps before learning begins. What is learnt from a chain on its way may not be unlearnt: from zeros, δ
+            falls to almost nothing before the large parameters have grown. Start near a mode, or wait for the chain.
+        adaptation: ω_k, capped at 1; k counts from the end of the delay.
     """
     return SpikeAndSlab(
         spike_scale=spike_scale,
@@ -236,5 +247,6 @@ def spike_and_slab(
         lam=lam,
         sigma=sigma,
         penalty=penalty,
+        delay=delay,
         adaptation=adaptation,
     )
