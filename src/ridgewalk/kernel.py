@@ -75,7 +75,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
     With a `layout`, the position of the states that `advance` takes and gives is the flat vector: a loop that keeps it
     so saves two copies of all parameters a step.
     """
-    any_prior = as_estimator(target)
+    estimator = as_estimator(target)
     dynamics = sampler.dynamics
 
     def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
@@ -85,11 +85,10 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         epsilon = jnp.asarray(step_size, flat.dtype)
         step = state.step + 1
-        estimator = with_prior(any_prior, state.prior)
-        density = estimator.target
+        now = with_prior(estimator, state.prior)
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
-            value, gradient = jax.value_and_grad(density.potential)(unravel(vector), batch)
+            value, gradient = jax.value_and_grad(now.target.potential)(unravel(vector), batch)
             return value, form.ravel(gradient)
 
         def gradient_at(vector: Vector) -> Vector:
@@ -97,7 +96,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
         origin = dynamics.origin(state.dynamics, flat, step)
         potential, plain = evaluate(origin)
-        correction = estimator.correction(state.estimator, batch)
+        correction = now.correction(state.estimator, batch)
         gradient = plain if correction is None else plain + form.ravel(correction)
 
         operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at))
@@ -115,9 +114,9 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             position=arrival if layout else position,
             dynamics=dynamics.arrive(moved, arrival, step),
             preconditioner=operator,
-            estimator=estimator.refresh(state.estimator, position, step),
+            estimator=now.refresh(state.estimator, position, step),
             # From the origin, which the batch had no part in: residuals at the arrival would be too small.
-            prior=any_prior.target.next_prior(state.prior, unravel(origin), batch, step),
+            prior=estimator.target.next_prior(state.prior, unravel(origin), batch, step),
         )
         norms = jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise)
         return after, Info(potential, *norms, move.temperature, lesson.damping, lesson.rejected)
@@ -127,13 +126,12 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         form = layout_of(position)
         flat, unravel = form.ravel(position), form.unravel
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
-        prior = any_prior.target.first_prior(position)
-        estimator = with_prior(any_prior, prior)
-        density = estimator.target
-        sketch = density.sketch()
+        prior = estimator.target.first_prior(position)
+        now = with_prior(estimator, prior)
+        sketch = now.target.sketch()
 
         def gradient_at(vector: Vector) -> Vector:
-            return form.ravel(jax.grad(density.potential)(unravel(vector), sketch))
+            return form.ravel(jax.grad(now.target.potential)(unravel(vector), sketch))
 
         operator = preconditioner.init(flat, gradient_at)
         if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
@@ -146,7 +144,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             position=position,
             dynamics=dynamics.init(flat),
             preconditioner=operator,
-            estimator=estimator.init(position),
+            estimator=now.init(position),
             prior=prior,
         )
 
