@@ -18,7 +18,7 @@ PACKAGE = Path(rw.__file__).parent
 
 ORDER = [
     {"types", "settings", "files"},
-    {"data", "target", "gradients", "noise", "layout"},
+    {"adaptation", "priors", "data", "target", "gradients", "noise", "layout"},
     {"precondition"},
     {"dynamics"},
     {"kernel", "samplers"},

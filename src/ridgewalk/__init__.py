@@ -1,5 +1,6 @@
 """Ridgewalk: stochastic-gradient MCMC on posteriors that plain Langevin dynamics cannot mix on."""
 
+from ridgewalk.adaptation import PowerDecay
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.likelihood import log_likelihood
 from ridgewalk.diagnostics.mixing import autocorrelation_time, effective_sample_size
@@ -15,7 +16,6 @@ from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.gradients import control_variates, svrg
 from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel, preconditioner_matrix
-from ridgewalk.precondition.adaptation import PowerDecay
 from ridgewalk.precondition.base import Preconditioner
 from ridgewalk.precondition.dense import Dense
 from ridgewalk.precondition.fixed import fixed
@@ -25,6 +25,11 @@ from ridgewalk.precondition.limited import Limited
 from ridgewalk.precondition.low_rank import LowRank
 from ridgewalk.precondition.metric import Metric
 from ridgewalk.precondition.rmsprop import RMSProp
+from ridgewalk.priors.base import AdaptivePrior, Residuals
+from ridgewalk.priors.by_leaf import prior_by_leaf
+from ridgewalk.priors.shared_noise import shared_noise
+from ridgewalk.priors.simple import gaussian_prior, laplace_prior, student_t_prior
+from ridgewalk.priors.spike_slab import spike_and_slab
 from ridgewalk.run.averages import (
     posterior_covariance,
     posterior_expectation,
@@ -44,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LBFGS",
+    "AdaptivePrior",
     "AsPrinted",
     "Batches",
     "ChainStatus",
@@ -66,6 +72,7 @@ __all__ = [
     "PowerDecay",
     "Preconditioner",
     "RMSProp",
+    "Residuals",
     "Result",
     "Sampler",
     "State",
@@ -79,10 +86,12 @@ __all__ = [
     "effective_sample_size",
     "find_step_size",
     "fixed",
+    "gaussian_prior",
     "gradient_noise_share",
     "hamcmc",
     "hasgld_sa",
     "kinetic_temperature",
+    "laplace_prior",
     "log_likelihood",
     "pair_shares",
     "posterior_covariance",
@@ -91,13 +100,17 @@ __all__ = [
     "posterior_std",
     "posterior_variance",
     "preconditioner_matrix",
+    "prior_by_leaf",
     "psgld",
     "sample",
     "sghmc",
     "sgld",
     "sgnht",
     "sgrld",
+    "shared_noise",
+    "spike_and_slab",
     "stein_discrepancy",
     "stein_discrepancy_of",
+    "student_t_prior",
     "svrg",
 ]

@@ -2,7 +2,8 @@
 
 Each is the plain minibatch gradient plus a correction that does not depend on where the chain is:
 `g(θ) = ∇Ũ(θ; batch) + correction(batch)`. Differences of gradients on one batch, and so curvature pairs,
-therefore need the plain gradient only.
+therefore need the plain gradient only. Corrections are of the likelihood alone: the prior's gradient is always exact,
+and that of the prior as it is now.
 """
 
 from dataclasses import replace
@@ -54,10 +55,11 @@ class Minibatch:
         return
 
 
-def _centred(target: Posterior, centre: PyTree, full_gradient: PyTree, batch: PyTree) -> PyTree:
-    """∇U(c) − ∇Ũ(c; batch), which has mean zero over batches."""
-    minibatch = jax.grad(target.potential)(centre, batch)
-    return jax.tree.map(jnp.subtract, full_gradient, minibatch)
+def _centred(target: Posterior, centre: PyTree, whole: PyTree, batch: PyTree) -> PyTree:
+    """∇U(c) − ∇Ũ(c; batch), which has mean zero over batches; `whole` is the likelihood's part of the first."""
+    scale = target.size / jax.tree.leaves(batch)[0].shape[0]
+    minibatch = target.unit_gradient(centre, batch)
+    return target.in_noise(jax.tree.map(lambda full, part: full - scale * part, whole, minibatch))
 
 
 @settings
@@ -66,7 +68,8 @@ class ControlVariates:
 
     target: Posterior = array()
     centre: PyTree = array()
-    full_gradient: PyTree = array()
+    likelihood_gradient: PyTree = array()
+    """∇ of −Σ_i log p(d_i | c) over all data; a noise shared with the prior counts as 1."""
 
     def init(self, position: PyTree) -> None:
         """Nothing to remember: the centre is fixed."""
@@ -74,7 +77,7 @@ class ControlVariates:
 
     def correction(self, state: None, batch: PyTree) -> PyTree:
         """∇U(c) − ∇Ũ(c; batch)."""
-        return _centred(self.target, self.centre, self.full_gradient, batch)
+        return _centred(self.target, self.centre, self.likelihood_gradient, batch)
 
     def refresh(self, state: None, position: PyTree, step: Scalar) -> None:
         """Nothing to renew."""
@@ -85,7 +88,8 @@ class Anchor(NamedTuple):
     """Where SVRG last looked at all the data."""
 
     position: PyTree
-    full_gradient: PyTree
+    likelihood_gradient: PyTree
+    """∇ of −Σ_i log p(d_i | θ) there; a noise shared with the prior counts as 1."""
 
 
 @settings
@@ -97,11 +101,11 @@ class SVRG:
 
     def init(self, position: PyTree) -> Anchor:
         """The first anchor is the starting point."""
-        return Anchor(position, self.target.full_gradient(position))
+        return Anchor(position, self.target.full_unit_gradient(position))
 
     def correction(self, state: Anchor, batch: PyTree) -> PyTree:
         """∇U(a) − ∇Ũ(a; batch) at the anchor a."""
-        return _centred(self.target, state.position, state.full_gradient, batch)
+        return _centred(self.target, state.position, state.likelihood_gradient, batch)
 
     def refresh(self, state: Anchor, position: PyTree, step: Scalar) -> Anchor:
         """A new anchor every `every` steps: one pass over the data."""
@@ -128,20 +132,27 @@ def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
         raise ValueError(
             "target: control_variates needs every example once, which Batches does not promise; use arrays"
         )
-    whole = full_gradient_from_host if on_host(posterior.data) else jax.jit(Posterior.full_gradient)
+    whole = full_unit_gradient_from_host if on_host(posterior.data) else jax.jit(Posterior.full_unit_gradient)
     return ControlVariates(posterior, centre, whole(posterior, centre))
 
 
-def full_gradient_from_host(posterior: Posterior, centre: PyTree) -> PyTree:
-    """∇U(c) over arrays that stay on the host, a slice at a time."""
+def full_unit_gradient_from_host(posterior: Posterior, centre: PyTree) -> PyTree:
+    """∇ of −Σ_i log p(d_i | c) over arrays that stay on the host, a slice at a time (see `Posterior.unit_gradient`)."""
     seen = replace(posterior, data=streamed(posterior.data))
-    gradient = jax.jit(Posterior.prior_gradient)(seen, centre)
+    gradient = jax.tree.map(jnp.zeros_like, centre)
     for start in range(0, posterior.size, EXAMPLES_AT_ONCE):
         rows = np.arange(start, min(start + EXAMPLES_AT_ONCE, posterior.size))
         batch = jax.tree.map(lambda leaf, rows=rows: read_rows(leaf, rows), posterior.data)
-        part = jax.jit(Posterior.likelihood_gradient)(seen, centre, batch)
+        part = jax.jit(Posterior.unit_gradient)(seen, centre, batch)
         gradient = jax.tree.map(jnp.add, gradient, part)
     return gradient
+
+
+def full_gradient_from_host(posterior: Posterior, position: PyTree) -> PyTree:
+    """∇U(θ) over arrays that stay on the host."""
+    likelihood = posterior.in_noise(full_unit_gradient_from_host(posterior, position))
+    seen = replace(posterior, data=streamed(posterior.data))
+    return jax.tree.map(jnp.add, jax.jit(Posterior.prior_gradient)(seen, position), likelihood)
 
 
 def svrg(target: Posterior, every: int) -> SVRG:
@@ -155,6 +166,14 @@ def svrg(target: Posterior, every: int) -> SVRG:
             "use control_variates, or load the data with np.asarray"
         )
     return SVRG(posterior, every)
+
+
+def with_prior(estimator: GradientEstimator, prior_state: Any) -> GradientEstimator:
+    """The estimator with an adaptive prior frozen at a chain's state; as it is where there is none (None)."""
+    if prior_state is None:
+        return estimator
+    frozen: Any = replace(estimator, target=estimator.target.frozen(prior_state))  # type: ignore[type-var]
+    return frozen
 
 
 def as_estimator(target: Target | GradientEstimator) -> GradientEstimator:

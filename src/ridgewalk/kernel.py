@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.gradients import GradientEstimator, as_estimator
+from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
 from ridgewalk.layout import Layout, layout_of
 from ridgewalk.noise import draw
 from ridgewalk.precondition.base import Choice, Departure, Transition
@@ -29,6 +29,8 @@ class State(NamedTuple):
     """The operator G, with what it has learnt."""
     estimator: Any
     """What the gradient estimator carries: SVRG's anchor."""
+    prior: Any = None
+    """What an adaptive prior has learnt; None for a plain one."""
 
 
 class Info(NamedTuple):
@@ -74,7 +76,6 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
     so saves two copies of all parameters a step.
     """
     estimator = as_estimator(target)
-    density = estimator.target
     dynamics = sampler.dynamics
 
     def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
@@ -84,9 +85,10 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         epsilon = jnp.asarray(step_size, flat.dtype)
         step = state.step + 1
+        now = with_prior(estimator, state.prior)
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
-            value, gradient = jax.value_and_grad(density.potential)(unravel(vector), batch)
+            value, gradient = jax.value_and_grad(now.target.potential)(unravel(vector), batch)
             return value, form.ravel(gradient)
 
         def gradient_at(vector: Vector) -> Vector:
@@ -94,7 +96,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
         origin = dynamics.origin(state.dynamics, flat, step)
         potential, plain = evaluate(origin)
-        correction = estimator.correction(state.estimator, batch)
+        correction = now.correction(state.estimator, batch)
         gradient = plain if correction is None else plain + form.ravel(correction)
 
         operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at))
@@ -112,7 +114,9 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             position=arrival if layout else position,
             dynamics=dynamics.arrive(moved, arrival, step),
             preconditioner=operator,
-            estimator=estimator.refresh(state.estimator, position, step),
+            estimator=now.refresh(state.estimator, position, step),
+            # From the origin, which the batch had no part in: residuals at the arrival would be too small.
+            prior=estimator.target.next_prior(state.prior, unravel(origin), batch, step),
         )
         norms = jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise)
         return after, Info(potential, *norms, move.temperature, lesson.damping, lesson.rejected)
@@ -122,10 +126,12 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         form = layout_of(position)
         flat, unravel = form.ravel(position), form.unravel
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
-        sketch = density.sketch()
+        prior = estimator.target.first_prior(position)
+        now = with_prior(estimator, prior)
+        sketch = now.target.sketch()
 
         def gradient_at(vector: Vector) -> Vector:
-            return form.ravel(jax.grad(density.potential)(unravel(vector), sketch))
+            return form.ravel(jax.grad(now.target.potential)(unravel(vector), sketch))
 
         operator = preconditioner.init(flat, gradient_at)
         if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
@@ -138,7 +144,8 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             position=position,
             dynamics=dynamics.init(flat),
             preconditioner=operator,
-            estimator=estimator.init(position),
+            estimator=now.init(position),
+            prior=prior,
         )
 
     def draw_noise(key: Key, position: PyTree) -> Vector:

@@ -7,6 +7,7 @@ write ε/2 and ε (TensorFlow Probability, and SGMCMCJax's pSGLD) need twice the
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.delayed import Delayed
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
@@ -14,7 +15,6 @@ from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.kernel import Sampler
 from ridgewalk.noise import Noise
-from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation
 from ridgewalk.precondition.adaptive import ByDimension
 from ridgewalk.precondition.base import Choice
 from ridgewalk.precondition.dense import Dense

@@ -21,6 +21,7 @@ SAMPLERS = {
     "sgld": rw.sgld(),
     "dense": rw.hasgld_sa(form="dense"),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=2, spare=1)),
+    "spike": rw.sgld(),
 }
 STEPS, EVERY = 1_500, 100
 
@@ -50,7 +51,8 @@ def log_likelihood(theta, batch):
 
 def run(case: str, folder: Path):
     name, kind = case.split("-")
-    target = rw.Posterior(log_prior, log_likelihood, data(folder, kind))
+    prior = rw.spike_and_slab() if name == "spike" else log_prior
+    target = rw.Posterior(prior, log_likelihood, data(folder, kind))
     return rw.sample(
         jax.random.key(3), SAMPLERS[name], target, jnp.zeros(5), steps=STEPS, step_size=1e-3, batch_size=20, chains=2,
         burn_in=70, thin=3, replacement=kind == "memory", checkpoint=folder / "checkpoint", every=EVERY, resume=True,

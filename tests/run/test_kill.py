@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 CHILD = Path(__file__).with_name("kill_child.py")
-CASES = [f"{name}-{kind}" for name in ("sgld", "dense", "low_rank") for kind in ("memory", "memmap")]
+CASES = [f"{name}-{kind}" for name in ("sgld", "dense", "low_rank", "spike") for kind in ("memory", "memmap")]
 
 
 def start(case, folder, kill, cache):

@@ -11,6 +11,7 @@ import numpy as np
 
 from ridgewalk.data import Batches, on_host, read_rows, streamed
 from ridgewalk.diagnostics.draws import Draws
+from ridgewalk.diagnostics.select import living_states
 from ridgewalk.gradients import full_gradient_from_host
 from ridgewalk.layout import layout_of
 from ridgewalk.target import Density, Posterior, Target
@@ -25,6 +26,13 @@ def seen_target(target: Target) -> Target:
     if isinstance(target, Posterior) and on_host(target.data):
         return replace(target, data=streamed(target.data))
     return target
+
+
+def chain_targets(draws: Draws) -> list[Target]:
+    """One target for all chains; with an adaptive prior one for each that did not diverge, with what it learnt."""
+    target = draws.estimator.target
+    states = living_states(draws)
+    return [target] if states[0].prior is None else [target.frozen(state.prior) for state in states]
 
 
 class FreshBatches:
@@ -82,7 +90,21 @@ def map_gradients(
 
     `examples` None takes all data; a number takes so many fresh examples for each draw, whose gradient is unbiased.
     """
-    target = draws.estimator.target
+    targets = chain_targets(draws)
+    if len(targets) > 1:
+        chains = [jax.tree.map(lambda x, c=chain: x[c : c + 1], positions) for chain in range(len(targets))]
+        parts = zip(targets, chains, range(seed, seed + len(targets)), strict=True)
+        return np.concatenate([_map_one_target(t, p, function, examples, s) for t, p, s in parts])
+    return _map_one_target(targets[0], positions, function, examples, seed)
+
+
+def _map_one_target(
+    target: Target,
+    positions: PyTree,
+    function: Callable[[Vector, Vector], Any],
+    examples: int | None,
+    seed: int,
+) -> np.ndarray:
     if isinstance(target, Posterior) and isinstance(target.data, Batches) and examples is None:
         raise ValueError(
             "examples: gradients over all data need every example once, which Batches does not promise; give a number"

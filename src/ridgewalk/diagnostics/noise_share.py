@@ -13,7 +13,7 @@ from ridgewalk.diagnostics.gradients_at import FreshBatches, seen_target
 from ridgewalk.diagnostics.select import living_states, typical_step_size
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
-from ridgewalk.gradients import GradientEstimator
+from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import State
 from ridgewalk.layout import layout_of
 from ridgewalk.target import Density
@@ -27,6 +27,7 @@ BATCHES = 64
 def _spread(estimator: GradientEstimator, state: State, batches: PyTree) -> Scalar:
     """tr(G V) / d at a state, V the covariance of the gradient estimate over batches."""
     form = layout_of(state.position)
+    estimator = with_prior(estimator, state.prior)
 
     def whitened(batch: PyTree) -> jax.Array:
         gradient = jax.grad(estimator.target.potential)(state.position, batch)

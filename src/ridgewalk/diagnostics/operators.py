@@ -94,6 +94,7 @@ def _stiffness(target: Target, state: State) -> tuple[Scalar, Scalar]:
     """The largest eigenvalue and the mean one of SᵀHS, which has those of G H."""
     form = layout_of(state.position)
     flat, operator, sketch = form.ravel(state.position), state.preconditioner, target.sketch()
+    target = target if state.prior is None else target.frozen(state.prior)
 
     def whitened_gradient(x: Vector) -> Vector:
         position = form.unravel(flat + operator.factor(x))

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from ridgewalk.adaptation import Adaptation, PowerDecay, weight
 from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
 from ridgewalk.noise import Noise, check_noise
-from ridgewalk.precondition.adaptation import Adaptation, PowerDecay, weight
 from ridgewalk.precondition.base import Operator
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector

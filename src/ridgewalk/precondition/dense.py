@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
+from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every
 from ridgewalk.precondition.compact import bfgs_core, mixed_root
 from ridgewalk.precondition.pairs import check_pairs, powell, usable

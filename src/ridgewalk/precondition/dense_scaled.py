@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
+from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.dense import check_fits
 from ridgewalk.precondition.factorise import cholesky

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
+from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every, when
 from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
 from ridgewalk.precondition.long_rows import long_products

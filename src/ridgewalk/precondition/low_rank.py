@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
+from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.factorise import cholesky, eigh
 from ridgewalk.precondition.long_rows import long_products

@@ -135,11 +135,12 @@ def check_functions(target: Target, position: PyTree, rows: Rows) -> float:
         _scalar("log_density", target.log_density, position)
         value = float(jax.jit(Density.potential)(target, position))
     else:
-        _scalar("log_prior", target.log_prior, position)
+        target = target.frozen(target.first_prior(position)) if target.adaptive else target
+        _scalar("log_prior", target.prior_value, position)
         count = rows.batch_size
         examples = target.data.examples if isinstance(target.data, Streamed) else target.data
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
-        shape = _shape("log_likelihood", target.log_likelihood, position, batch)
+        shape = _shape("log_likelihood", target.likelihood_values, position, batch)
         if shape != (count,):
             raise ValueError(
                 f"log_likelihood: for a batch of {count} examples it returned shape {shape}; return one value per "

@@ -89,9 +89,9 @@ def stability_limit(
 
     def largest(position: PyTree) -> Scalar:
         flat, unravel = ravel_pytree(position)
-        density = estimator.target
-        sketch = density.sketch()
-        operator = build_kernel(sampler, estimator).init(position).preconditioner
+        begun = build_kernel(sampler, estimator).init(position)
+        density = estimator.target.frozen(begun.prior) if begun.prior is not None else estimator.target
+        sketch, operator = density.sketch(), begun.preconditioner
 
         def gradient_at(vector: Vector) -> Vector:
             return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]

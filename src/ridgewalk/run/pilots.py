@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.gradients import SVRG, GradientEstimator
+from ridgewalk.gradients import SVRG, GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.base import GradientAt, Preconditioner, Settling, Unchanging
 from ridgewalk.precondition.dense import Dense
@@ -126,7 +126,7 @@ class Pilots:
         places, states = Places(take(0), take(lag)), self.result.final_states
         if isinstance(rule, Unchanging):
             states = states[:1]
-        models = [fit(key, self.seen, state.preconditioner, places, rows) for state in states]
+        models = [fit(key, with_prior(self.seen, s.prior), s.preconditioner, places, rows) for s in states]
         # Where G is H⁻¹ in the end, directions not learnt yet will be.
         return [model.settled() for model in models] if isinstance(rule, Dense) else models
 
@@ -142,6 +142,7 @@ class Pilots:
         self.runs += 1
         if isinstance(rule, Settling):
             self.sampler = replace(self.sampler, preconditioner=Frozen(self.result.final_states[0].preconditioner))
+        self.estimator = with_prior(self.estimator, self.result.final_states[0].prior)
         self.starts = jax.tree.map(lambda x: jnp.concatenate([x] * (CHECK_CHAINS // CHAINS)), self.starts)
         found: list[Halving] = []
         scale = 1.0

@@ -15,8 +15,10 @@ from ridgewalk.diagnostics.inference_data import to_arviz
 from ridgewalk.diagnostics.report import CheckReport
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State
+from ridgewalk.priors.base import AdaptivePrior
 from ridgewalk.run.health import ChainStatus
 from ridgewalk.run.recording import Moments
+from ridgewalk.target import Posterior
 from ridgewalk.types import PyTree
 
 if TYPE_CHECKING:
@@ -69,6 +71,21 @@ class Result:
     def alive(self) -> np.ndarray:
         """Which chains did not diverge."""
         return np.array([status.alive for status in self.status])
+
+    @property
+    def inclusion_probabilities(self) -> PyTree:
+        """P(γ = 1) of every parameter as each chain has learnt it in the end: leading axis chain, then as the position.
+
+        Parameters that the prior never leaves out have 1.
+        """
+        target = self.estimator.target
+        prior = target.log_prior if isinstance(target, Posterior) else None
+        if not isinstance(prior, AdaptivePrior) or self.final_states[0].prior is None:
+            raise ValueError(
+                "inclusion_probabilities: the chains learnt none; use log_prior=spike_and_slab(), and do not freeze it"
+            )
+        each = [prior.inclusion_probabilities(state.prior, state.position) for state in self.final_states]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
     def kept_positions(self) -> PyTree:
         """Positions of the chains that did not diverge, in memory; an error where none were kept."""

@@ -23,13 +23,13 @@ class PowerDecay:
     def __post_init__(self) -> None:
         """Check that ω is defined and that the weights add up to infinity."""
         if self.c1 <= 0:
-            raise ValueError(f"c1: {self.c1} is not positive, so the preconditioner would never move; try 5.0")
+            raise ValueError(f"c1: {self.c1} is not positive, so nothing would ever be learnt; try 5.0")
         if self.c2 < 0:
             raise ValueError(f"c2: {self.c2} is negative, so ω is not defined for small k; try 10.0")
         if not 0 < self.alpha <= 1:
             raise ValueError(
                 f"alpha: {self.alpha} is not in (0, 1]; above 1 the weights sum to a finite number and the "
-                "preconditioner stops short of its fixed point; try 0.9"
+                "average stops short of its fixed point; try 0.9"
             )
 
     def __call__(self, step: Scalar) -> Scalar:

@@ -1,0 +1,1 @@
+"""Priors: plain ones are functions of the position, adaptive ones learn their hyper-parameters while the chain runs."""

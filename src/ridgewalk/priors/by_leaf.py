@@ -1,0 +1,136 @@
+"""Different priors for different leaves of a position: weights and biases, layers, the noise."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.layout import leaf_names
+from ridgewalk.priors.base import AdaptivePrior, Prior, Residuals
+from ridgewalk.settings import settings
+from ridgewalk.types import PyTree, Scalar
+
+
+@settings
+class Groups:
+    """Priors by a part of the leaf's name, and one for the other leaves."""
+
+    named: tuple[tuple[str, Prior], ...]
+    otherwise: Prior | None
+
+    def split(self, position: PyTree) -> list[tuple[Prior, dict[str, Any]]]:
+        """The priors with the leaves each is for; an error where a group is empty or a leaf has none or two."""
+        leaves = dict(zip(leaf_names(position), jax.tree.leaves(position), strict=True))
+        found: dict[str, dict[str, Any]] = {key: {} for key, _ in self.named}
+        rest = {}
+        for name, leaf in leaves.items():
+            keys = [key for key in found if matches(key, name)]
+            if len(keys) > 1:
+                raise ValueError(f"prior_by_leaf: the leaf {name!r} belongs to {keys}; use longer names that fit one")
+            if keys:
+                found[keys[0]][name] = leaf
+            else:
+                rest[name] = leaf
+        listed = ", ".join(map(repr, leaves))
+        for key, members in found.items():
+            if not members:
+                raise ValueError(f"prior_by_leaf: no leaf is named {key!r}; the leaves are {listed}")
+        if rest and self.otherwise is None:
+            raise ValueError(f"otherwise: the leaves {sorted(rest)} have no prior; name them, or give otherwise=prior")
+        groups = [(prior, found[key]) for key, prior in self.named]
+        return [*groups, (self.otherwise, rest)] if rest and self.otherwise is not None else groups
+
+
+def matches(key: str, name: str) -> bool:
+    """Whether `key` is the name, or consecutive parts of it between dots: `bias` and `layers.0` of `layers.0.bias`."""
+    return f".{key}." in f".{name}."
+
+
+@settings
+class PriorByLeaf:
+    """Σ over groups of plain priors."""
+
+    groups: Groups
+
+    def __call__(self, position: PyTree) -> Any:
+        """log p(θ)."""
+        return sum(prior(leaves) for prior, leaves in self.groups.split(position))  # type: ignore[operator]
+
+
+@settings
+class AdaptivePriorByLeaf(AdaptivePrior):
+    """Σ over groups, some of them adaptive, each with a state of its own (None for the plain ones)."""
+
+    groups: Groups
+
+    @property
+    def _adaptive(self) -> list[AdaptivePrior]:
+        priors = [*(prior for _, prior in self.groups.named), self.groups.otherwise]
+        return [prior for prior in priors if isinstance(prior, AdaptivePrior)]
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether exactly one group has a σ."""
+        return sum(prior.has_noise for prior in self._adaptive) == 1
+
+    def noise(self, state: tuple[Any, ...]) -> Scalar:
+        """σ of the group that has one."""
+        priors = [*(prior for _, prior in self.groups.named), self.groups.otherwise]
+        pairs = zip(priors, state, strict=False)  # no state for `otherwise` where no leaf is left for it
+        return next(p.noise(s) for p, s in pairs if isinstance(p, AdaptivePrior) and p.has_noise)
+
+    def init(self, position: PyTree, residuals: Residuals | None) -> tuple[Any, ...]:
+        """The states of the groups."""
+        return tuple(
+            prior.init(leaves, residuals) if isinstance(prior, AdaptivePrior) else None
+            for prior, leaves in self.groups.split(position)
+        )
+
+    def log_density(self, state: tuple[Any, ...], position: PyTree) -> Scalar:
+        """log p(θ | η)."""
+        parts = [
+            prior.log_density(own, leaves) if isinstance(prior, AdaptivePrior) else prior(leaves)
+            for own, (prior, leaves) in zip(state, self.groups.split(position), strict=True)
+        ]
+        return sum(parts[1:], start=jnp.asarray(parts[0]))
+
+    def update(
+        self, state: tuple[Any, ...], position: PyTree, residuals: Residuals | None, step: Scalar
+    ) -> tuple[Any, ...]:
+        """Each group learns from its leaves."""
+        return tuple(
+            prior.update(own, leaves, residuals, step) if isinstance(prior, AdaptivePrior) else None
+            for own, (prior, leaves) in zip(state, self.groups.split(position), strict=True)
+        )
+
+    def inclusion_probabilities(self, state: tuple[Any, ...], position: PyTree) -> PyTree:
+        """ρ of each group; 1 for leaves whose prior leaves nothing out."""
+        found: dict[str, Any] = {}
+        for own, (prior, leaves) in zip(state, self.groups.split(position), strict=True):
+            if isinstance(prior, AdaptivePrior):
+                found |= prior.inclusion_probabilities(own, leaves)
+            else:
+                found |= {name: jnp.ones_like(leaf) for name, leaf in leaves.items()}
+        return jax.tree.unflatten(jax.tree.structure(position), [found[name] for name in leaf_names(position)])
+
+
+def prior_by_leaf(groups: Mapping[str, Prior], otherwise: Prior | None = None) -> PriorByLeaf | AdaptivePriorByLeaf:
+    """A prior for use as `log_prior` that treats leaves by their names, as `result.summary()` shows them.
+
+    A key stands for every leaf whose name it is, or is a run of whole parts of (names have parts between dots): with
+    leaves `layers.0.weight`, `layers.0.bias` and `layers.1.bias`, "bias" is both biases, "layers.0" the first layer.
+    A key that fits no leaf, a leaf that two keys fit, and a leaf without a prior are errors.
+
+        rw.prior_by_leaf({"bias": rw.gaussian_prior(10.0)}, otherwise=rw.spike_and_slab())
+
+    A group's prior gets its leaves at once, as a dict by name: one `spike_and_slab` learns one σ and one δ for all.
+    """
+    if not groups:
+        raise ValueError("groups: there are none; name at least one leaf, or pass the prior itself")
+    for key, prior in [*groups.items(), *([("otherwise", otherwise)] if otherwise is not None else [])]:
+        if not isinstance(key, str) or not (callable(prior) or isinstance(prior, AdaptivePrior)):
+            raise ValueError(f"groups: {key!r}: {prior!r} is no name with a prior; use {{'bias': gaussian_prior(10)}}")
+    made = Groups(tuple(groups.items()), otherwise)
+    adaptive = any(isinstance(prior, AdaptivePrior) for prior in [*groups.values(), otherwise])
+    return AdaptivePriorByLeaf(made) if adaptive else PriorByLeaf(made)

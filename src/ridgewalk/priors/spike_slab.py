@@ -1,0 +1,252 @@
+"""The spike-and-slab Gaussian–Laplace prior of SGLD-SA (Deng et al. 2019), learnt by stochastic approximation."""
+
+import math
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation
+from ridgewalk.priors.base import AdaptivePrior, Residuals, absolute, check_positive, total
+from ridgewalk.settings import settings
+from ridgewalk.types import PyTree, Scalar
+
+Penalty = Literal["mixture", "averaged"]
+
+
+class SpikeSlabState(NamedTuple):
+    """The hyper-parameters, and the averages they are the best values for."""
+
+    inclusion: PyTree
+    """ρ_j, the average of P(γ_j = 1 | θ, σ, δ), in the position's structure."""
+    sigma: Scalar
+    delta: Scalar
+    spike: Scalar
+    """Average of Σ_j (1−ρ_j) |θ_j| / v₀."""
+    slab: Scalar
+    """Average of Σ_j ρ_j θ_j² / v₁."""
+    residual: Scalar | None
+    """Average of Σ r², where the likelihood shares σ."""
+
+
+@settings
+class SpikeAndSlab(AdaptivePrior):
+    """θ_j ~ δ N(0, σ²v₁) + (1−δ) Laplace(0, σ v₀), with σ and δ learnt; see `spike_and_slab`."""
+
+    spike_scale: float
+    slab_variance: float
+    delta: float
+    a: float
+    b: float | None
+    nu: float
+    lam: float
+    sigma: float | None
+    penalty: Penalty
+    delay: int
+    adaptation: Adaptation
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_positive(spike_scale=self.spike_scale, slab_variance=self.slab_variance, nu=self.nu, lam=self.lam)
+        if self.sigma is not None:
+            check_positive(sigma=self.sigma)
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta: {self.delta} is no probability to start from; use a number in (0, 1) such as 0.5")
+        for name, value in (("a", self.a), ("b", self.b)):
+            if value is not None and not (math.isfinite(value) and value >= 1):
+                raise ValueError(f"{name}: {value} is below 1, where Beta(a, b) has no mode; use 1 or more")
+        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
+            raise ValueError(f"delay: {self.delay!r} is no number of steps; use 0 to learn from the first step on")
+        if self.penalty not in get_args(Penalty):
+            known = ", ".join(map(repr, get_args(Penalty)))
+            raise ValueError(f"penalty: {self.penalty!r} is unknown; use one of {known}")
+        if self.slab_variance <= self.spike_scale**2:
+            raise ValueError(
+                f"slab_variance: {self.slab_variance} is not wider than the spike, whose scale is {self.spike_scale}; "
+                "use more than spike_scale²"
+            )
+
+    @property
+    def has_noise(self) -> bool:
+        """Yes."""
+        return True
+
+    def noise(self, state: SpikeSlabState) -> Scalar:
+        """σ."""
+        return state.sigma
+
+    def inclusion_probabilities(self, state: SpikeSlabState, position: PyTree) -> PyTree:
+        """ρ, the average over the chain."""
+        return state.inclusion
+
+    def inclusion_at(self, state: SpikeSlabState, position: PyTree) -> PyTree:
+        """P(γ_j = 1 | θ_j, σ, δ) at one position."""
+        return jax.tree.map(lambda x: jax.nn.sigmoid(self._log_odds(state, x)), position)
+
+    def _log_slab(self, state: SpikeSlabState, x: jax.Array) -> jax.Array:
+        """log δ N(x; 0, σ²v₁)."""
+        sigma, delta = (s.astype(x.dtype) for s in (state.sigma, state.delta))
+        constant = jnp.log(delta) - jnp.log(sigma) - 0.5 * math.log(2 * math.pi * self.slab_variance)
+        return constant - 0.5 * (x / (sigma * math.sqrt(self.slab_variance))) ** 2
+
+    def _log_spike(self, state: SpikeSlabState, x: jax.Array) -> jax.Array:
+        """log (1−δ) Laplace(x; 0, σv₀)."""
+        sigma, delta = (s.astype(x.dtype) for s in (state.sigma, state.delta))
+        constant = jnp.log1p(-delta) - jnp.log(sigma) - math.log(2 * self.spike_scale)
+        return constant - absolute(x) / (sigma * self.spike_scale)
+
+    def _log_odds(self, state: SpikeSlabState, x: jax.Array) -> jax.Array:
+        """log P(γ = 1 | x) / P(γ = 0 | x): never a ratio of densities, which underflow."""
+        return self._log_slab(state, x) - self._log_spike(state, x)
+
+    def log_density(self, state: SpikeSlabState, position: PyTree) -> Scalar:
+        """log p(θ | σ, δ), or with the averaged penalty −Σ_j (1−ρ_j)|θ_j|/(σv₀) + ρ_j θ_j²/(2σ²v₁)."""
+        if self.penalty == "mixture":
+            return total(position, lambda x: jnp.logaddexp(self._log_slab(state, x), self._log_spike(state, x)))
+
+        def penalised(x: jax.Array, rho: jax.Array) -> jax.Array:
+            z = x / state.sigma.astype(x.dtype)
+            return -(1 - rho) * absolute(z) / self.spike_scale - 0.5 * rho * z**2 / self.slab_variance
+
+        return total(jax.tree.map(penalised, position, state.inclusion), lambda x: x)
+
+    def init(self, position: PyTree, residuals: Residuals | None) -> SpikeSlabState:
+        """σ and δ where they start, with averages as they expect them."""
+        dtype = jnp.result_type(*jax.tree.leaves(position))
+        size = _size(position)
+        delta = jnp.asarray(self.delta, dtype)
+        if self.sigma is not None or residuals is None:
+            sigma = jnp.asarray(math.sqrt(self.lam) if self.sigma is None else self.sigma, dtype)
+        else:
+            mean = residuals.squares.astype(dtype) / residuals.number
+            sigma = jnp.sqrt(jnp.where(mean > 0, mean, self.lam))
+        return SpikeSlabState(
+            inclusion=jax.tree.map(lambda x: jnp.full(x.shape, self.delta, x.dtype), position),
+            sigma=sigma,
+            delta=delta,
+            spike=(1 - delta) * size * sigma,
+            slab=delta * size * sigma**2,
+            residual=None if residuals is None else residuals.number * sigma**2,
+        )
+
+    def update(
+        self, state: SpikeSlabState, position: PyTree, residuals: Residuals | None, step: Scalar
+    ) -> SpikeSlabState:
+        """Averages move by ω_k towards what the position shows; σ and δ are the best for the averages."""
+        dtype = state.sigma.dtype
+        begun = step > self.delay
+        number = jnp.maximum(step - self.delay, 1).astype(dtype)
+        omega = jnp.clip(jnp.asarray(self.adaptation(number), dtype), 0.0, 1.0) * begun
+
+        def mix(old: jax.Array, new: jax.Array) -> jax.Array:
+            return old + omega.astype(old.dtype) * (new.astype(old.dtype) - old)
+
+        odds = jax.tree.map(lambda x: self._log_odds(state, x), position)
+        inclusion = jax.tree.map(lambda old, lo: mix(old, jax.nn.sigmoid(lo)), state.inclusion, odds)
+        if self.penalty == "mixture":
+            slab_share, spike_share = (jax.tree.map(lambda lo, s=s: jax.nn.sigmoid(s * lo), odds) for s in (1, -1))
+        else:
+            slab_share, spike_share = inclusion, jax.tree.map(lambda rho: 1 - rho, inclusion)
+        spike = total(jax.tree.map(lambda x, w: w * jnp.abs(x), position, spike_share), lambda x: x / self.spike_scale)
+        slab = total(jax.tree.map(lambda x, w: w * x**2, position, slab_share), lambda x: x / self.slab_variance)
+        residual = None if residuals is None or state.residual is None else mix(state.residual, residuals.squares)
+        count = 0 if residuals is None else residuals.number
+        averages = state._replace(
+            inclusion=inclusion, spike=mix(state.spike, spike), slab=mix(state.slab, slab), residual=residual
+        )
+        size = _size(position)
+        return averages._replace(
+            sigma=jnp.where(begun, self._best_sigma(averages, size, count), state.sigma),
+            delta=jnp.where(begun, self._best_delta(averages, size), state.delta),
+        )
+
+    def _best_sigma(self, state: SpikeSlabState, size: int, count: int) -> Scalar:
+        """The positive root of R_a σ² − R_b σ − R_c = 0."""
+        order = count + size + self.nu + 2
+        linear = state.spike / order
+        constant = (state.slab + self.nu * self.lam + (0.0 if state.residual is None else state.residual)) / order
+        return 0.5 * (linear + jnp.sqrt(linear**2 + 4 * constant))
+
+    def _best_delta(self, state: SpikeSlabState, size: int) -> Scalar:
+        """(a − 1 + Σρ) / (a + b + p − 2), kept off 0 and 1, whose odds are infinite."""
+        b = size if self.b is None else self.b
+        dtype = state.delta.dtype
+        included = total(state.inclusion, lambda rho: rho).astype(dtype)
+        limits = jnp.finfo(dtype)
+        return jnp.clip((self.a - 1 + included) / (self.a + b + size - 2), limits.tiny, 1 - limits.eps)
+
+
+def _size(position: PyTree) -> int:
+    return max(1, sum(int(leaf.size) for leaf in jax.tree.leaves(position)))
+
+
+def spike_and_slab(
+    *,
+    spike_scale: float = 0.1,
+    slab_variance: float = 100.0,
+    delta: float = 0.5,
+    a: float = 1.0,
+    b: float | None = None,
+    nu: float = 1.0,
+    lam: float = 1.0,
+    sigma: float | None = None,
+    penalty: Penalty = "mixture",
+    delay: int = 0,
+    adaptation: Adaptation = DEFAULT_ADAPTATION,
+) -> SpikeAndSlab:
+    """A sparse prior for use as `log_prior` with any sampler; with `sgld()` it is SGLD-SA.
+
+    The model, with p parameters and inclusion indicators γ:
+
+        θ_j | σ², γ_j ~ γ_j N(0, σ²v₁) + (1−γ_j) Laplace(0, σ v₀),   γ_j ~ Bernoulli(δ),
+        σ² ~ IG(ν/2, νλ/2),   δ ~ Beta(a, b).
+
+    The chain samples θ; σ and δ are learnt. With the likelihood `shared_noise(residual)`, σ is also the noise of the m
+    residuals of all N examples, as in the papers' regression; otherwise the likelihood has a noise of its own and σ is
+    the scale of the prior alone (M = N m residuals in the first case, M = 0 in the second). With γ known,
+
+        log p(data, θ, γ, σ², δ) = −(M + p + ν + 2) log σ − (Σr² + Σγ_jθ_j²/v₁ + νλ) / (2σ²) − Σ(1−γ_j)|θ_j| / (v₀σ)
+                                   + (a − 1 + Σγ_j) log δ + (b − 1 + p − Σγ_j) log(1−δ) + constant,
+
+    so EM needs the expectations of Σr², Σγθ²/v₁, Σ(1−γ)|θ|/v₀ and Σγ only, and its maximum is
+    σ = (R_b + √(R_b² + 4 R_a R_c)) / (2 R_a), R_a = M + p + ν + 2, R_b = E Σ(1−γ)|θ|/v₀,
+    R_c = E[Σr² + Σγθ²/v₁] + νλ, and δ = (a − 1 + E Σγ) / (a + b + p − 2). Given θ, γ_j is 1 with probability ρ_j(θ),
+    in closed form; the expectation over θ is an average over the chain, s ← s + ω_k (s(θ_k) − s), with Σr² from the
+    step's batch scaled by N/n. This is stochastic-approximation EM: it ends where EM ends. Deng et al. average σ̃(θ_k),
+    the best σ for a single draw, instead; the two differ by the curvature of the root, little where M + p is large.
+
+    `result.inclusion_probabilities` gives ρ; σ and δ of a chain are in `state.prior`.
+
+    Beyond |θ| = 2σv₁/v₀ the Laplace spike has the heavier tail, so choose v₁ so wide that no parameter goes there.
+    Where the likelihood has a noise of its own, σ and δ may have several good values (one is a spike so wide that no
+    slab is needed): compare chains from different starts.
+
+    Args:
+        spike_scale: v₀; the spike is Laplace(0, σ v₀).
+        slab_variance: v₁; the slab is N(0, σ² v₁).
+        delta: δ at the start.
+        a: of the Beta prior of δ, 1 or more.
+        b: of the Beta prior of δ, 1 or more; None is p, the number of parameters: sparse.
+        nu: ν of the prior of σ².
+        lam: λ of the prior of σ².
+        sigma: σ at the start; None is the residuals' root mean square at the start where σ is their noise, else √λ.
+        penalty: "mixture" samples the posterior under the mixture prior, at the σ and δ learnt. "averaged" follows the
+            letter of Deng et al.: the drift of θ has the averaged ρ in the place of ρ(θ), so θ is sampled under the
+            prior exp(−Σ (1−ρ_j)|θ_j|/(σv₀) + ρ_jθ_j²/(2σ²v₁)), which has one mode and is easier to walk on.
+        delay: steps before learning begins. What is learnt from a chain on its way may not be unlearnt: from zeros, δ
+            falls to almost nothing before the large parameters have grown. Start near a mode, or wait for the chain.
+        adaptation: ω_k, capped at 1; k counts from the end of the delay.
+    """
+    return SpikeAndSlab(
+        spike_scale=spike_scale,
+        slab_variance=slab_variance,
+        delta=delta,
+        a=a,
+        b=b,
+        nu=nu,
+        lam=lam,
+        sigma=sigma,
+        penalty=penalty,
+        delay=delay,
+        adaptation=adaptation,
+    )
