@@ -18,6 +18,7 @@ PACKAGE = Path(rw.__file__).parent
 ORDER = [
     {"types", "settings", "files"},
     {"data", "target", "gradients", "noise", "layout"},
+    {"pruning"},
     {"precondition"},
     {"dynamics"},
     {"kernel", "samplers"},

@@ -37,7 +37,7 @@ from ridgewalk.run.health import ChainStatus, DivergenceError
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.run.step_size import StepSize, find_step_size
-from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht, sgrld
+from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht, sgrld
 from ridgewalk.target import Density, Posterior
 
 __version__ = "0.1.0"
@@ -91,6 +91,7 @@ __all__ = [
     "posterior_std",
     "posterior_variance",
     "preconditioner_matrix",
+    "pruned",
     "psgld",
     "sample",
     "sghmc",

@@ -10,7 +10,9 @@ from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.layout import Layout, layout_of
 from ridgewalk.noise import draw
-from ridgewalk.precondition.base import Choice, Departure, Transition
+from ridgewalk.precondition.base import Choice, Departure, Transition, when
+from ridgewalk.pruning.mask import Mask, hold
+from ridgewalk.pruning.plan import Pruning
 from ridgewalk.settings import array, settings
 from ridgewalk.target import Target
 from ridgewalk.types import Key, PyTree, Scalar, Vector
@@ -29,6 +31,8 @@ class State(NamedTuple):
     """The operator G, with what it has learnt."""
     estimator: Any
     """What the gradient estimator carries: SVRG's anchor."""
+    mask: Mask = None
+    """Which coordinates of the flat position a pruned chain has kept; None without pruning."""
 
 
 class Info(NamedTuple):
@@ -60,10 +64,20 @@ class Kernel(NamedTuple):
 
 @settings
 class Sampler:
-    """Dynamics and a preconditioner; either can be exchanged without touching the other."""
+    """Dynamics and a preconditioner; either can be exchanged without touching the other, and any can be `pruned`."""
 
     dynamics: Dynamics = array()
     preconditioner: Choice = array()
+    pruning: Pruning | None = array(default=None)
+
+
+class _Chain(NamedTuple):
+    """What an event of pruning changes."""
+
+    position: Vector
+    mask: Mask
+    dynamics: Any
+    preconditioner: Any
 
 
 def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: Layout | None = None) -> Kernel:
@@ -75,12 +89,12 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
     """
     estimator = as_estimator(target)
     density = estimator.target
-    dynamics = sampler.dynamics
+    dynamics, pruning = sampler.dynamics, sampler.pruning
 
     def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
         form = layout or layout_of(state.position)
         flat = state.position if layout else form.ravel(state.position)
-        unravel = form.unravel
+        unravel, mask = form.unravel, state.mask
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         epsilon = jnp.asarray(step_size, flat.dtype)
         step = state.step + 1
@@ -90,29 +104,45 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             return value, form.ravel(gradient)
 
         def gradient_at(vector: Vector) -> Vector:
-            return evaluate(vector)[1]
+            return hold(evaluate(vector)[1], mask)
+
+        def prune(chain: _Chain) -> _Chain:
+            assert pruning is not None
+            left = pruning.prune(form, chain.position, chain.mask, step)
+            point = hold(chain.position, left)
+            restricted = preconditioner.restrict(
+                chain.preconditioner, left, point, lambda vector: hold(evaluate(vector)[1], left)
+            )
+            return _Chain(point, left, dynamics.restrict(chain.dynamics, left), restricted)
 
         origin = dynamics.origin(state.dynamics, flat, step)
-        potential, plain = evaluate(origin)
+        potential, whole = evaluate(origin)
+        plain, noise = hold(whole, mask), hold(noise, mask)
         correction = estimator.correction(state.estimator, batch)
-        gradient = plain if correction is None else plain + form.ravel(correction)
+        gradient = plain if correction is None else plain + hold(form.ravel(correction), mask)
+        degrees = form.size if pruning is None else pruning.kept(form, state.step)
 
-        operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at))
-        moved, move = dynamics.move(state.dynamics, operator, gradient, noise, epsilon, step)
+        operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at, mask))
+        moved, move = dynamics.move(state.dynamics, operator, gradient, noise, epsilon, step, degrees)
         arrival = origin + move.displacement
         gamma = preconditioner.correction(operator)
         if gamma is not None:
             arrival = arrival + epsilon * dynamics.temperature * gamma
+        arrival = hold(arrival, mask)
 
         transition = Transition(step, origin, arrival, plain, move.covector, move.noise, gradient_at)
         operator, lesson = preconditioner.learn(operator, transition)
-        position = unravel(arrival)
+        chain = _Chain(arrival, mask, dynamics.arrive(moved, arrival, step), operator)
+        if pruning is not None:
+            chain = when(pruning.due(step), prune, chain)
+        position = unravel(chain.position)
         after = State(
             step=step,
-            position=arrival if layout else position,
-            dynamics=dynamics.arrive(moved, arrival, step),
-            preconditioner=operator,
+            position=chain.position if layout else position,
+            dynamics=chain.dynamics,
+            preconditioner=chain.preconditioner,
             estimator=estimator.refresh(state.estimator, position, step),
+            mask=chain.mask,
         )
         norms = jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise)
         return after, Info(potential, *norms, move.temperature, lesson.damping, lesson.rejected)
@@ -133,12 +163,15 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
                 f"preconditioner: {type(preconditioner).__name__} depends on the position and needs the correction Γ, "
                 f"which {type(dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles"
             )
+        if pruning is not None:
+            preconditioner.specialise(pruning.last_kept(form), unravel)
         return State(
             step=jnp.zeros((), jnp.int32),
             position=position,
             dynamics=dynamics.init(flat),
             preconditioner=operator,
             estimator=estimator.init(position),
+            mask=None if pruning is None else jnp.ones(form.size, bool),
         )
 
     def draw_noise(key: Key, position: PyTree) -> Vector:
@@ -152,6 +185,10 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
 
 def preconditioner_matrix(state: State) -> jax.Array:
-    """G of a chain as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d."""
+    """G of a chain as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d.
+
+    It is zero in the rows and columns of coordinates that were pruned.
+    """
     form = layout_of(state.position)
-    return jax.lax.map(state.preconditioner.multiply, jnp.eye(form.size, dtype=form.dtype))
+    rows = hold(jnp.eye(form.size, dtype=form.dtype), state.mask)
+    return hold(jax.lax.map(state.preconditioner.multiply, rows), state.mask)

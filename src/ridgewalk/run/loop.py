@@ -21,7 +21,7 @@ BLOCK_NUMBERS = 2**18
 
 LONGEST_BLOCK = 256
 
-CHAINS = State(step=None, position=0, dynamics=0, preconditioner=0, estimator=0)  # type: ignore[arg-type]
+CHAINS = State(step=None, position=0, dynamics=0, preconditioner=0, estimator=0, mask=0)  # type: ignore[arg-type]
 """Axes of a state of several chains: the step is common, so that what happens every K steps is a real branch."""
 
 
