@@ -10,7 +10,7 @@ from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.layout import Layout, layout_of
 from ridgewalk.noise import draw
-from ridgewalk.precondition.base import Choice, Departure, Transition, when
+from ridgewalk.precondition.base import Choice, Departure, GradientAt, Preconditioner, Transition, when
 from ridgewalk.pruning.mask import Mask, hold
 from ridgewalk.pruning.plan import Pruning
 from ridgewalk.settings import array, settings
@@ -71,13 +71,25 @@ class Sampler:
     pruning: Pruning | None = array(default=None)
 
 
-class _Chain(NamedTuple):
-    """What an event of pruning changes."""
+class _Event(NamedTuple):
+    """What happens at the end of a step in which weights are pruned."""
 
-    position: Vector
-    mask: Mask
-    dynamics: Any
-    preconditioner: Any
+    dynamics: Dynamics
+    preconditioner: Preconditioner
+    pruning: Pruning
+    form: Layout
+    step: Scalar
+    gradient_at: GradientAt
+
+    def __call__(self, chain: tuple[Vector, Mask, Any, Any]) -> tuple[Vector, Mask, Any, Any]:
+        """Position, mask, and the states of dynamics and preconditioner, with fewer weights."""
+        flat, before, moved, operator = chain
+        if before is None:
+            raise ValueError("state: it has no mask, so it is not of a pruned sampler; start from this kernel's init")
+        mask = self.pruning.prune(self.form, flat, before, self.step)
+        flat = hold(flat, mask)
+        operator = self.preconditioner.restrict(operator, mask, flat, lambda x: hold(self.gradient_at(x), mask))
+        return flat, mask, self.dynamics.restrict(moved, mask), operator
 
 
 def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: Layout | None = None) -> Kernel:
@@ -101,29 +113,19 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
             value, gradient = jax.value_and_grad(density.potential)(unravel(vector), batch)
-            return value, form.ravel(gradient)
+            return value, hold(form.ravel(gradient), mask)
 
         def gradient_at(vector: Vector) -> Vector:
-            return hold(evaluate(vector)[1], mask)
-
-        def prune(chain: _Chain) -> _Chain:
-            assert pruning is not None
-            left = pruning.prune(form, chain.position, chain.mask, step)
-            point = hold(chain.position, left)
-            restricted = preconditioner.restrict(
-                chain.preconditioner, left, point, lambda vector: hold(evaluate(vector)[1], left)
-            )
-            return _Chain(point, left, dynamics.restrict(chain.dynamics, left), restricted)
+            return evaluate(vector)[1]
 
         origin = dynamics.origin(state.dynamics, flat, step)
-        potential, whole = evaluate(origin)
-        plain, noise = hold(whole, mask), hold(noise, mask)
+        potential, plain = evaluate(origin)
         correction = estimator.correction(state.estimator, batch)
         gradient = plain if correction is None else plain + hold(form.ravel(correction), mask)
         degrees = form.size if pruning is None else pruning.kept(form, state.step)
 
         operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at, mask))
-        moved, move = dynamics.move(state.dynamics, operator, gradient, noise, epsilon, step, degrees)
+        moved, move = dynamics.move(state.dynamics, operator, gradient, hold(noise, mask), epsilon, step, degrees)
         arrival = origin + move.displacement
         gamma = preconditioner.correction(operator)
         if gamma is not None:
@@ -132,17 +134,18 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
         transition = Transition(step, origin, arrival, plain, move.covector, move.noise, gradient_at)
         operator, lesson = preconditioner.learn(operator, transition)
-        chain = _Chain(arrival, mask, dynamics.arrive(moved, arrival, step), operator)
+        moved = dynamics.arrive(moved, arrival, step)
         if pruning is not None:
-            chain = when(pruning.due(step), prune, chain)
-        position = unravel(chain.position)
+            event = _Event(dynamics, preconditioner, pruning, form, step, gradient_at)
+            arrival, mask, moved, operator = when(pruning.due(step), event, (arrival, mask, moved, operator))
+        position = unravel(arrival)
         after = State(
             step=step,
-            position=chain.position if layout else position,
-            dynamics=chain.dynamics,
-            preconditioner=chain.preconditioner,
+            position=arrival if layout else position,
+            dynamics=moved,
+            preconditioner=operator,
             estimator=estimator.refresh(state.estimator, position, step),
-            mask=chain.mask,
+            mask=mask,
         )
         norms = jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise)
         return after, Info(potential, *norms, move.temperature, lesson.damping, lesson.rejected)

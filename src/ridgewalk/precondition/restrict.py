@@ -30,7 +30,7 @@ def restrict_root(root: jax.Array, mask: Vector) -> jax.Array:
 
 
 def restrict_matrix(matrix: jax.Array, mask: Vector) -> jax.Array:
-    """((G)⁻¹_kept)⁻¹ from G whole (d, d) or by its diagonal (d,), differentiable; the identity on pruned coordinates."""
+    """(G⁻¹_kept)⁻¹ from G whole (d, d) or by its diagonal (d,), differentiable; the identity where pruned."""
     if matrix.ndim == 1:
         return jnp.where(mask, matrix, 1)
     return jnp.linalg.inv(_apart(jnp.linalg.inv(matrix), mask))
