@@ -81,7 +81,7 @@ class _Event(NamedTuple):
     step: Scalar
     gradient_at: GradientAt
 
-    def __call__(self, chain: tuple[Vector, Mask, Any, Any]) -> tuple[Vector, Mask, Any, Any]:
+    def prune(self, chain: tuple[Vector, Mask, Any, Any]) -> tuple[Vector, Mask, Any, Any]:
         """Position, mask, and the states of dynamics and preconditioner, with fewer weights."""
         flat, before, moved, operator = chain
         if before is None:
@@ -137,7 +137,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         moved = dynamics.arrive(moved, arrival, step)
         if pruning is not None:
             event = _Event(dynamics, preconditioner, pruning, form, step, gradient_at)
-            arrival, mask, moved, operator = when(pruning.due(step), event, (arrival, mask, moved, operator))
+            arrival, mask, moved, operator = when(pruning.due(step), event.prune, (arrival, mask, moved, operator))
         position = unravel(arrival)
         after = State(
             step=step,

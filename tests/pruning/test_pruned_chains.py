@@ -8,6 +8,7 @@ from tests.harness import complaints
 from tests.pruning.pruning_cases import draws_of, gaussian, regression, start
 
 import ridgewalk as rw
+from ridgewalk.diagnostics.operators import stiffness
 
 GAUSSIAN = gaussian()
 REGRESSION = regression()
@@ -127,3 +128,18 @@ def test_as_printed_is_held_too():
     draws = draws_of(result)
     assert np.all(draws[..., ~np.asarray(result.final_states[0].mask)] == 0)
     assert np.isfinite(draws).all()
+
+
+def test_the_check_of_a_pruned_run_counts_kept_weights():
+    """Nothing is stuck, nothing too hot: zeros that stay are no fault."""
+    result = run(rw.Sampler(rw.Langevin(), rw.fixed(GAUSSIAN.covariance)), GAUSSIAN.target, 0.1, steps=8_000, thin=4)
+    report = result.check()
+    assert report.names == (), str(report)
+    heat = rw.configurational_temperature(result)
+    assert abs(heat.value - 1) < 4 * heat.error + 0.06
+    assert abs(stiffness(result).mean - 1) < 0.1
+    assert abs(rw.effective_rank(result)[0] - effective_rank_of(GAUSSIAN.given_zero(MASK)[1])) < 1e-6
+
+
+def effective_rank_of(matrix):
+    return np.trace(matrix) ** 2 / (matrix**2).sum()

@@ -10,3 +10,8 @@ Mask = jax.Array | None
 def hold(vectors: jax.Array, mask: Mask) -> jax.Array:
     """M v, with exact zeros, of one vector (d,) or of rows (…, d)."""
     return vectors if mask is None else jnp.where(mask, vectors, jnp.zeros((), vectors.dtype))
+
+
+def degrees(mask: Mask, size: int) -> jax.Array | int:
+    """How many of `size` coordinates move."""
+    return size if mask is None else jnp.sum(mask)
