@@ -38,6 +38,7 @@ from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.run.step_size import StepSize, find_step_size
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht, sgrld
+from ridgewalk.surrogates.compressed import CompressedModel, compress
 from ridgewalk.target import Density, Posterior
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ __all__ = [
     "ChainStatus",
     "CheckReport",
     "CheckpointError",
+    "CompressedModel",
     "Delayed",
     "Dense",
     "Density",
@@ -73,6 +75,7 @@ __all__ = [
     "Thermostat",
     "autocorrelation_time",
     "build_kernel",
+    "compress",
     "configurational_temperature",
     "control_variates",
     "effective_rank",

@@ -41,6 +41,14 @@ def test_ties_go_by_index_in_every_chain():
     np.testing.assert_array_equal(pick(weights), [[0, 0, 1, 1, 1], [1, 0, 1, 0, 1]])
 
 
+def test_without_64_bits():
+    with jax.enable_x64(False):
+        weights = jnp.array([3.0, -1.0, 2.0, 1.0, 0.5])
+        assert weights.dtype == jnp.float32
+        mask = jax.jit(lambda n: without_smallest(weights, jnp.ones(5, bool), [Span(0, 5)], n))(jnp.asarray(2))
+        np.testing.assert_array_equal(mask, [1, 0, 1, 1, 0])
+
+
 POSITION = {"a": jnp.zeros((7, 9)), "b": jnp.zeros(50), "c": jnp.zeros((3, 3, 2))}
 FORM = layout_of(POSITION)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ridgewalk.types import Scalar, Vector
 
@@ -54,9 +55,8 @@ def without_smallest(weights: Vector, mask: Vector, spans: Sequence[Span], n: Sc
     last = nth_smallest(ranks, n)
     still = n - _count([rank < last for rank in ranks])
     places = [jnp.arange(span.start, span.stop, dtype=jnp.uint32) for span in spans]
-    ties = [
-        jnp.where(rank == last, place, jnp.iinfo(jnp.uint32).max) for rank, place in zip(ranks, places, strict=True)
-    ]
+    beyond = np.uint32(2**32 - 1)
+    ties = [jnp.where(rank == last, place, beyond) for rank, place in zip(ranks, places, strict=True)]
     last_place = nth_smallest(ties, still)
     for span, rank, place in zip(spans, ranks, places, strict=True):
         kept = (rank > last) | ((rank == last) & (place > last_place))
