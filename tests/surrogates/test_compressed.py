@@ -117,9 +117,10 @@ def test_sparse_products(shape, dtype):
     sparse = sparse_matrix(mask, matrix[mask])
     assert sparse.inputs.dtype == (np.uint16 if shape[0] <= 2**16 else np.uint32)
     assert abs(sparse.density - mask.mean()) < 1e-12
-    x = RNG.normal(size=(3, shape[0])).astype(dtype)
     tolerance = {np.float32: 1e-5, np.float64: 1e-13}[dtype] * np.sqrt(shape[0])
-    np.testing.assert_allclose(sparse.product(x), x @ matrix, atol=tolerance)
+    for examples in (1, 3, 7, 8, 18):
+        x = RNG.normal(size=(examples, shape[0])).astype(dtype)
+        np.testing.assert_allclose(sparse.product(x), x @ matrix, atol=tolerance)
 
 
 def test_what_wins_depends_on_density_and_examples():
@@ -127,6 +128,7 @@ def test_what_wins_depends_on_density_and_examples():
     assert wins(0.1, 100)
     assert not wins(0.7, 1)
     assert not wins(0.3, 100)
+    assert not wins(0.3, 4)
     model = small_permeability()
     parameters = prune(jax.eval_shape(model.init, jax.random.key(0)), 0.7)
     compressed = rw.compress(model, parameters)

@@ -6,17 +6,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SAMPLES_BREAK_EVEN = 0.46
-ALWAYS_BREAK_EVEN = 0.13
-"""Densities below which sparse products win are 0.13 + 0.46 / examples, as measured by `benchmarks/pruning.py`: a dense
-product of one example waits for the memory, one of many shares what it has read."""
+EXAMPLE, BLOCK = 0.42, 1.8
+"""Nanoseconds that a number that is not zero takes in a sparse product: of one example, of eight together."""
+
+READ, MULTIPLY = 0.20, 0.045
+"""Nanoseconds of a number in a dense product: to read it, and for each example. Measured on one core (AMD EPYC, L3 of
+32 MB) as in `benchmarks/pruning.py`. Fixed, so that predictions do not depend on timings."""
+
+FEWEST_IN_BLOCK = 5
+"""From so many examples on, eight together take less time than one by one."""
+
+
+def _blocks(examples: int) -> tuple[int, int]:
+    """How many examples go in blocks of eight, the last of which may be filled up, and how many one by one."""
+    rest = examples % 8
+    return (examples, 0) if rest >= FEWEST_IN_BLOCK else (examples - rest, rest)
 
 
 def wins(density: float, examples: int) -> bool:
-    """Whether a sparse product of so many examples takes less time than a dense one; the same on every machine, so
-    that predictions do not depend on timings.
-    """
-    return density < ALWAYS_BREAK_EVEN + SAMPLES_BREAK_EVEN / examples
+    """Whether a sparse product of so many examples takes less time than a dense one."""
+    together, alone = _blocks(examples)
+    return density * (BLOCK * -(-together // 8) + EXAMPLE * alone) < READ + MULTIPLY * examples
 
 
 class SparseMatrix(NamedTuple):
@@ -38,7 +48,17 @@ class SparseMatrix(NamedTuple):
         """x W of (example, before)."""
         x = np.ascontiguousarray(x, self.values.dtype)
         y = np.empty((len(x), len(self.starts) - 1), self.values.dtype)
-        _kernel()(self.starts, self.inputs, self.values, x, y)
+        one, eight = _kernels()
+        together, alone = _blocks(len(x))
+        for n in range(0, together, 8):
+            part = x[n : n + 8]
+            filled = np.zeros((self.before, 8), x.dtype)
+            filled[:, : len(part)] = part.T
+            made = np.empty((8, y.shape[1]), y.dtype)
+            eight(self.starts, self.inputs, self.values, filled, made)
+            y[n : n + 8] = made[: len(part)]
+        if alone:
+            one(self.starts, self.inputs, self.values, x[together:], y[together:])
         return y
 
 
@@ -55,33 +75,56 @@ def sparse_matrix(mask: np.ndarray, values: np.ndarray) -> SparseMatrix:
 
 
 @cache
-def _kernel() -> Callable[..., Any]:
-    """The product as machine code. Eight sums at a time: one would wait for itself in every addition."""
+def _kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Products of examples one by one, and of eight together, x then being (before, 8), as machine code."""
     import numba  # noqa: PLC0415 - slow to import, and needed by few
 
-    one, eight = np.uint64(1), np.uint64(8)
+    compiled = numba.njit(error_model="numpy", nogil=True)
+    return compiled(_one_by_one), compiled(_eight_together)
 
-    @numba.njit(error_model="numpy", nogil=True)
-    def product(starts: Any, inputs: Any, values: Any, x: Any, y: Any) -> None:
+
+# Both keep eight sums at a time: one would wait for itself in every addition. Numbers of type uint64 spare the check
+# for negative indices.
+
+
+def _one_by_one(starts: Any, inputs: Any, values: Any, x: Any, y: Any) -> None:
+    unit, eight = np.uint64(1), np.uint64(8)
+    for n in range(y.shape[0]):
+        row = x[n]
         for i in range(y.shape[1]):
-            for n in range(y.shape[0]):
-                row = x[n]
-                k, stop = starts[i], starts[i + 1]
-                even = stop - (stop - k) % eight
-                a = b = c = d = e = f = g = h = values.dtype.type(0)
-                while k < even:
-                    a += values[k] * row[inputs[k]]
-                    b += values[k + one] * row[inputs[k + one]]
-                    c += values[k + np.uint64(2)] * row[inputs[k + np.uint64(2)]]
-                    d += values[k + np.uint64(3)] * row[inputs[k + np.uint64(3)]]
-                    e += values[k + np.uint64(4)] * row[inputs[k + np.uint64(4)]]
-                    f += values[k + np.uint64(5)] * row[inputs[k + np.uint64(5)]]
-                    g += values[k + np.uint64(6)] * row[inputs[k + np.uint64(6)]]
-                    h += values[k + np.uint64(7)] * row[inputs[k + np.uint64(7)]]
-                    k += eight
-                while k < stop:
-                    a += values[k] * row[inputs[k]]
-                    k += one
-                y[n, i] = ((a + b) + (c + d)) + ((e + f) + (g + h))
+            k, stop = starts[i], starts[i + 1]
+            even = stop - (stop - k) % eight
+            a = b = c = d = e = f = g = h = values.dtype.type(0)
+            while k < even:
+                a += values[k] * row[inputs[k]]
+                b += values[k + unit] * row[inputs[k + unit]]
+                c += values[k + np.uint64(2)] * row[inputs[k + np.uint64(2)]]
+                d += values[k + np.uint64(3)] * row[inputs[k + np.uint64(3)]]
+                e += values[k + np.uint64(4)] * row[inputs[k + np.uint64(4)]]
+                f += values[k + np.uint64(5)] * row[inputs[k + np.uint64(5)]]
+                g += values[k + np.uint64(6)] * row[inputs[k + np.uint64(6)]]
+                h += values[k + np.uint64(7)] * row[inputs[k + np.uint64(7)]]
+                k += eight
+            while k < stop:
+                a += values[k] * row[inputs[k]]
+                k += unit
+            y[n, i] = ((a + b) + (c + d)) + ((e + f) + (g + h))
 
-    return product
+
+def _eight_together(starts: Any, inputs: Any, values: Any, x: Any, y: Any) -> None:
+    for i in range(y.shape[1]):
+        k, stop = starts[i], starts[i + 1]
+        a = b = c = d = e = f = g = h = values.dtype.type(0)
+        while k < stop:
+            weight, j = values[k], inputs[k]
+            a += weight * x[j, 0]
+            b += weight * x[j, 1]
+            c += weight * x[j, 2]
+            d += weight * x[j, 3]
+            e += weight * x[j, 4]
+            f += weight * x[j, 5]
+            g += weight * x[j, 6]
+            h += weight * x[j, 7]
+            k += np.uint64(1)
+        y[0, i], y[1, i], y[2, i], y[3, i] = a, b, c, d
+        y[4, i], y[5, i], y[6, i], y[7, i] = e, f, g, h
