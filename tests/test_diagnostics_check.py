@@ -87,8 +87,8 @@ class WrongNoise(rw.Langevin):
 
     factor: float = 1.0
 
-    def move(self, state, operator, gradient, noise, step_size, step):
-        return super().move(state, operator, gradient, self.factor * noise, step_size, step)
+    def move(self, state, operator, gradient, noise, step_size, step, degrees):
+        return super().move(state, operator, gradient, self.factor * noise, step_size, step, degrees)
 
 
 @settings
@@ -142,8 +142,8 @@ def test_temperature_that_was_asked_for_is_no_fault():
 def test_momenta_off_by_root_two():
     @settings
     class WrongKick(rw.Hamiltonian):
-        def move(self, state, operator, gradient, noise, step_size, step):
-            return super().move(state, operator, gradient, 2**0.5 * noise, step_size, step)
+        def move(self, state, operator, gradient, noise, step_size, step, degrees):
+            return super().move(state, operator, gradient, 2**0.5 * noise, step_size, step, degrees)
 
     report = run(rw.Sampler(WrongKick(), rw.Identity()), GAUSSIAN.target, 2, step_size=0.01).check()
     assert report.names == ("temperature",), str(report)

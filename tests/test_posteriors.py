@@ -123,16 +123,16 @@ def test_linear_regression_with_minibatches(name, estimator):
 class NoiseWithoutTwo(rw.Langevin):
     """√ε noise instead of √(2ε)."""
 
-    def move(self, state, operator, gradient, noise, step_size, step):
-        return super().move(state, operator, gradient, noise / jnp.sqrt(2.0), step_size, step)
+    def move(self, state, operator, gradient, noise, step_size, step, degrees):
+        return super().move(state, operator, gradient, noise / jnp.sqrt(2.0), step_size, step, degrees)
 
 
 @settings
 class UphillLangevin(rw.Langevin):
     """The gradient with the wrong sign."""
 
-    def move(self, state, operator, gradient, noise, step_size, step):
-        return super().move(state, operator, -gradient, noise, step_size, step)
+    def move(self, state, operator, gradient, noise, step_size, step, degrees):
+        return super().move(state, operator, -gradient, noise, step_size, step, degrees)
 
 
 @settings

@@ -19,6 +19,7 @@ PACKAGE = Path(rw.__file__).parent
 ORDER = [
     {"types", "settings", "files"},
     {"adaptation", "priors", "data", "target", "gradients", "noise", "layout"},
+    {"pruning"},
     {"precondition"},
     {"dynamics"},
     {"kernel", "samplers"},

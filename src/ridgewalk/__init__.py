@@ -42,7 +42,8 @@ from ridgewalk.run.health import ChainStatus, DivergenceError
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.run.step_size import StepSize, find_step_size
-from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht, sgrld
+from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht, sgrld
+from ridgewalk.surrogates.compressed import CompressedModel, compress
 from ridgewalk.target import Density, Posterior
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "ChainStatus",
     "CheckReport",
     "CheckpointError",
+    "CompressedModel",
     "Delayed",
     "Dense",
     "Density",
@@ -80,6 +82,7 @@ __all__ = [
     "Thermostat",
     "autocorrelation_time",
     "build_kernel",
+    "compress",
     "configurational_temperature",
     "control_variates",
     "effective_rank",
@@ -101,6 +104,7 @@ __all__ = [
     "posterior_variance",
     "preconditioner_matrix",
     "prior_by_leaf",
+    "pruned",
     "psgld",
     "sample",
     "sghmc",

@@ -10,7 +10,9 @@ from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
 from ridgewalk.layout import Layout, layout_of
 from ridgewalk.noise import draw
-from ridgewalk.precondition.base import Choice, Departure, Transition
+from ridgewalk.precondition.base import Choice, Departure, GradientAt, Preconditioner, Transition, when
+from ridgewalk.pruning.mask import Mask, hold
+from ridgewalk.pruning.plan import Pruning
 from ridgewalk.settings import array, settings
 from ridgewalk.target import Target
 from ridgewalk.types import Key, PyTree, Scalar, Vector
@@ -31,6 +33,8 @@ class State(NamedTuple):
     """What the gradient estimator carries: SVRG's anchor."""
     prior: Any = None
     """What an adaptive prior has learnt; None for a plain one."""
+    mask: Mask = None
+    """Which coordinates of the flat position a pruned chain has kept; None without pruning."""
 
 
 class Info(NamedTuple):
@@ -62,10 +66,39 @@ class Kernel(NamedTuple):
 
 @settings
 class Sampler:
-    """Dynamics and a preconditioner; either can be exchanged without touching the other."""
+    """Dynamics and a preconditioner; either can be exchanged without touching the other, and any can be `pruned`."""
 
     dynamics: Dynamics = array()
     preconditioner: Choice = array()
+    pruning: Pruning | None = array(default=None)
+
+
+class _Event(NamedTuple):
+    """What happens at the end of a step in which weights are pruned."""
+
+    dynamics: Dynamics
+    preconditioner: Preconditioner
+    pruning: Pruning
+    form: Layout
+    gradient_at: GradientAt
+
+    def prune(self, chain: tuple[Vector, Mask, Any, Any], step: Scalar) -> tuple[Vector, Mask, Any, Any]:
+        """Position, mask, and the states of dynamics and preconditioner, with fewer weights."""
+        flat, before, moved, operator = chain
+        if before is None:
+            raise ValueError("state: it has no mask, so it is not of a pruned sampler; start from this kernel's init")
+        mask = self.pruning.prune(self.form, flat, before, step)
+        flat = hold(flat, mask)
+        operator = self.preconditioner.restrict(operator, mask, flat, lambda x: hold(self.gradient_at(x), mask))
+        return flat, mask, self.dynamics.restrict(moved, mask), operator
+
+
+def _check_correction(dynamics: Dynamics, preconditioner: Preconditioner, operator: Any) -> None:
+    if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
+        raise ValueError(
+            f"preconditioner: {type(preconditioner).__name__} depends on the position and needs the correction Γ, "
+            f"which {type(dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles"
+        )
 
 
 def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: Layout | None = None) -> Kernel:
@@ -76,12 +109,12 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
     so saves two copies of all parameters a step.
     """
     estimator = as_estimator(target)
-    dynamics = sampler.dynamics
+    dynamics, pruning = sampler.dynamics, sampler.pruning
 
     def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
         form = layout or layout_of(state.position)
         flat = state.position if layout else form.ravel(state.position)
-        unravel = form.unravel
+        unravel, mask = form.unravel, state.mask
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         epsilon = jnp.asarray(step_size, flat.dtype)
         step = state.step + 1
@@ -89,7 +122,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
             value, gradient = jax.value_and_grad(now.target.potential)(unravel(vector), batch)
-            return value, form.ravel(gradient)
+            return value, hold(form.ravel(gradient), mask)
 
         def gradient_at(vector: Vector) -> Vector:
             return evaluate(vector)[1]
@@ -97,29 +130,44 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         origin = dynamics.origin(state.dynamics, flat, step)
         potential, plain = evaluate(origin)
         correction = now.correction(state.estimator, batch)
-        gradient = plain if correction is None else plain + form.ravel(correction)
+        gradient = plain if correction is None else plain + hold(form.ravel(correction), mask)
+        degrees = form.size if pruning is None else pruning.kept(form, state.step)
 
-        operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at))
-        moved, move = dynamics.move(state.dynamics, operator, gradient, noise, epsilon, step)
+        operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at, mask))
+        moved, move = dynamics.move(state.dynamics, operator, gradient, hold(noise, mask), epsilon, step, degrees)
         arrival = origin + move.displacement
         gamma = preconditioner.correction(operator)
         if gamma is not None:
             arrival = arrival + epsilon * dynamics.temperature * gamma
+        arrival = hold(arrival, mask)
 
         transition = Transition(step, origin, arrival, plain, move.covector, move.noise, gradient_at)
         operator, lesson = preconditioner.learn(operator, transition)
+        moved = dynamics.arrive(moved, arrival, step)
+        if pruning is not None:
+            event = _Event(dynamics, preconditioner, pruning, form, gradient_at)
+            arrival, mask, moved, operator = when(
+                pruning.due(step), event.prune, (arrival, mask, moved, operator), step
+            )
         position = unravel(arrival)
         after = State(
             step=step,
             position=arrival if layout else position,
-            dynamics=dynamics.arrive(moved, arrival, step),
+            dynamics=moved,
             preconditioner=operator,
             estimator=now.refresh(state.estimator, position, step),
             # From the origin, which the batch had no part in: residuals at the arrival would be too small.
             prior=estimator.target.next_prior(state.prior, unravel(origin), batch, step),
+            mask=mask,
         )
-        norms = jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise)
-        return after, Info(potential, *norms, move.temperature, lesson.damping, lesson.rejected)
+        return after, Info(
+            potential=potential,
+            gradient_norm=jnp.linalg.norm(gradient),
+            noise_norm=jnp.linalg.norm(move.noise),
+            temperature=move.temperature,
+            damping=lesson.damping,
+            rejected=lesson.rejected,
+        )
 
     def init(position: PyTree) -> State:
         position = jax.tree.map(jnp.asarray, position)
@@ -134,11 +182,9 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             return form.ravel(jax.grad(now.target.potential)(unravel(vector), sketch))
 
         operator = preconditioner.init(flat, gradient_at)
-        if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
-            raise ValueError(
-                f"preconditioner: {type(preconditioner).__name__} depends on the position and needs the correction Γ, "
-                f"which {type(dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles"
-            )
+        _check_correction(dynamics, preconditioner, operator)
+        if pruning is not None:
+            preconditioner.specialise(pruning.last_kept(form), unravel)
         return State(
             step=jnp.zeros((), jnp.int32),
             position=position,
@@ -146,6 +192,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             preconditioner=operator,
             estimator=now.init(position),
             prior=prior,
+            mask=None if pruning is None else jnp.ones(form.size, bool),
         )
 
     def draw_noise(key: Key, position: PyTree) -> Vector:
@@ -159,6 +206,10 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
 
 def preconditioner_matrix(state: State) -> jax.Array:
-    """G of a chain as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d."""
+    """G of a chain as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d.
+
+    It is zero in the rows and columns of coordinates that were pruned.
+    """
     form = layout_of(state.position)
-    return jax.lax.map(state.preconditioner.multiply, jnp.eye(form.size, dtype=form.dtype))
+    rows = hold(jnp.eye(form.size, dtype=form.dtype), state.mask)
+    return hold(jax.lax.map(state.preconditioner.multiply, rows), state.mask)

@@ -4,7 +4,8 @@ All step sizes ε follow one convention: the drift is `−ε G ∇U` and the noi
 write ε/2 and ε (TensorFlow Probability, and SGMCMCJax's pSGLD) need twice the step size given here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation
@@ -25,6 +26,7 @@ from ridgewalk.precondition.limited import Limited
 from ridgewalk.precondition.low_rank import LowRank
 from ridgewalk.precondition.metric import Metric
 from ridgewalk.precondition.rmsprop import RMSProp
+from ridgewalk.pruning.plan import Leaves, Pruning, Schedule, Scope
 from ridgewalk.types import PyTree
 
 Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]
@@ -168,3 +170,44 @@ def sgnht(
 ) -> Sampler:
     """The stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with any preconditioner whose G settles."""
     return Sampler(Thermostat(diffusion, temperature, noise), preconditioner or Identity())
+
+
+PRUNING_EVENTS = 20
+"""How many times a chain is pruned, where the user does not say how often."""
+
+
+def pruned(
+    sampler: Sampler,
+    sparsity: float = 0.7,
+    *,
+    stop: int,
+    start: int = 1,
+    every: int | None = None,
+    schedule: Schedule = "cubic",
+    scope: Scope = "global",
+    leaves: Sequence[str] | Leaves = None,
+) -> Sampler:
+    """The sampler with magnitude pruning inside the chain.
+
+    At the end of step `start` (counted from 1), and every `every` steps up to `stop`, the weights of least magnitude go
+    to exactly zero and stay there: no drift, no noise and no curvature in them, and G is restricted to the others. From
+    the last event on the chain samples the posterior of the kept weights given that the pruned ones are zero, and
+    exactly round(sparsity × number of chosen weights) are. Each chain chooses its own. With `stop` at most `burn_in`
+    this holds for every draw that is kept; draws made before have fewer zeros.
+
+    Args:
+        sampler: any sampler.
+        sparsity: the share of the chosen weights that is zero in the end.
+        stop: no event comes after this step.
+        start: the first event.
+        every: steps between events; by default there are about 20.
+        schedule: "cubic" prunes most at first, "linear" evenly; or a function from the share of events, (0, 1], to the
+            share of `sparsity`, which grows to 1.
+        scope: "global" ranks the chosen weights together; "layer" prunes every leaf by the same share.
+        leaves: which may be pruned: names, or a function of a leaf's name and shape; by default arrays with two axes
+            or more, and so no biases.
+    """
+    if every is None:
+        every = max(1, (stop - start) // (PRUNING_EVENTS - 1)) if stop > start else 1
+    chosen = leaves if leaves is None or callable(leaves) else tuple([leaves] if isinstance(leaves, str) else leaves)
+    return replace(sampler, pruning=Pruning(sparsity, start, stop, every, schedule, scope, chosen))

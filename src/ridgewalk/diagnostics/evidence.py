@@ -79,6 +79,10 @@ def _mixing(result: Draws) -> tuple[Worst | None, Worst | None, tuple[str, ...]]
     for part in coordinates(result, PARAMETERS):
         for i, label in enumerate(part.labels):
             values = part.values[:, :, i]
+            if result.sampler.pruning is not None:
+                values = values[np.any(values != 0, axis=1)]  # of the chains that have kept it
+                if not len(values):
+                    continue
             if np.all(values == values[:, :1]):
                 stuck.append(label)
                 continue
@@ -130,6 +134,9 @@ def gather(result: Draws) -> Evidence:
         d = dimension(result)
         if d > PARAMETERS:
             notes.append(f"effective draws and R-hat are of {PARAMETERS} of {d:,} parameters, taken at random")
+        masks = [np.asarray(state.mask) for state in result.final_states if state.mask is not None]
+        if any(np.any(mask != masks[0]) for mask in masks):
+            notes.append("each chain is pruned on its own, so R-hat compares posteriors of different weights")
         most = max(20, min(GRADIENTS, NUMBERS // d))
         configurational = configurational_series(result, most, _examples(result))
     sound = result.draws > 0 and all(is_finite(state) for state in living_states(result))

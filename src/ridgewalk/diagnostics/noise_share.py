@@ -16,6 +16,7 @@ from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import State
 from ridgewalk.layout import layout_of
+from ridgewalk.pruning.mask import degrees, hold
 from ridgewalk.target import Density
 from ridgewalk.types import PyTree, Scalar
 
@@ -34,7 +35,7 @@ def _spread(estimator: GradientEstimator, state: State, batches: PyTree) -> Scal
         correction = estimator.correction(state.estimator, batch)
         if correction is not None:
             gradient = jax.tree.map(jnp.add, gradient, correction)
-        return state.preconditioner.factor_transpose(form.ravel(gradient))
+        return hold(state.preconditioner.factor_transpose(hold(form.ravel(gradient), state.mask)), state.mask)
 
     def add(carry: tuple[jax.Array, Scalar, Scalar], batch: PyTree) -> tuple[Any, None]:
         mean, squares, count = carry  # Welford's sums: no array of all gradients, and no cancellation
@@ -45,7 +46,7 @@ def _spread(estimator: GradientEstimator, state: State, batches: PyTree) -> Scal
 
     nothing = jnp.zeros((), form.dtype)
     (_, squares, count), _ = jax.lax.scan(add, (jnp.zeros(form.size, form.dtype), nothing, nothing), batches)
-    return squares / (count - 1) / form.size
+    return squares / (count - 1) / degrees(state.mask, form.size)
 
 
 def injected_share(result: Draws) -> float:

@@ -15,6 +15,7 @@ from ridgewalk.kernel import State, preconditioner_matrix
 from ridgewalk.layout import layout_of
 from ridgewalk.precondition.base import Preconditioner, Settling
 from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.pruning.mask import degrees, hold
 from ridgewalk.target import Target
 from ridgewalk.types import Scalar, Vector
 
@@ -66,7 +67,7 @@ def _traces(state: State) -> tuple[Scalar, Scalar]:
     probes = jax.random.rademacher(jax.random.key(0), (PROBES, form.size), form.dtype)
 
     def one(probe: Vector) -> tuple[Scalar, Scalar]:
-        image = state.preconditioner.multiply(probe)
+        image = hold(state.preconditioner.multiply(hold(probe, state.mask)), state.mask)
         return jnp.vdot(probe, image), jnp.vdot(image, image)
 
     first, second = jax.lax.map(one, probes)
@@ -97,15 +98,14 @@ def _stiffness(target: Target, state: State) -> tuple[Scalar, Scalar]:
     target = target if state.prior is None else target.frozen(state.prior)
 
     def whitened_gradient(x: Vector) -> Vector:
-        position = form.unravel(flat + operator.factor(x))
-        return operator.factor_transpose(form.ravel(jax.grad(target.potential)(position, sketch)))
+        position = form.unravel(flat + operator.factor(hold(x, state.mask)))
+        gradient = hold(form.ravel(jax.grad(target.potential)(position, sketch)), state.mask)
+        return hold(operator.factor_transpose(gradient), state.mask)
 
     origin = jnp.zeros_like(flat)
     probes = jax.random.rademacher(jax.random.key(0), (PROBES // 4, form.size), form.dtype)
-    quotients = jax.lax.map(
-        lambda probe: jnp.vdot(probe, jax.jvp(whitened_gradient, (origin,), (probe,))[1]) / form.size, probes
-    )
-    return largest_curvature(whitened_gradient, origin), jnp.mean(quotients)
+    traces = jax.lax.map(lambda probe: jnp.vdot(probe, jax.jvp(whitened_gradient, (origin,), (probe,))[1]), probes)
+    return largest_curvature(whitened_gradient, origin), jnp.mean(traces) / degrees(state.mask, form.size)
 
 
 def stiffness(result: Draws) -> Stiffness:

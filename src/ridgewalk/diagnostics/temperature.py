@@ -12,6 +12,7 @@ from ridgewalk.diagnostics.select import dimension, living_info, mean_position, 
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.layout import layout_of
+from ridgewalk.types import Scalar, Vector
 
 
 class Measured(NamedTuple):
@@ -35,10 +36,15 @@ def configurational_series(result: Draws, max_draws: int, examples: int | None) 
     positions = thinned_positions(result, max_draws, "the configurational temperature")
     centre = mean_position(result)
     middle = layout_of(centre).ravel(centre)
-    d = dimension(result)
-    return map_gradients(
-        result, positions, lambda position, gradient: jnp.vdot(position - middle, gradient) / d, examples
-    )
+    d, pruned = dimension(result), result.sampler.pruning is not None
+
+    def virial(position: Vector, gradient: Vector) -> Scalar:
+        if not pruned:
+            return jnp.vdot(position - middle, gradient) / d
+        moves = position != 0  # the mean over chains may have other zeros; any fixed centre has the same expectation
+        return jnp.vdot(jnp.where(moves, position - middle, 0), gradient) / jnp.sum(moves)
+
+    return map_gradients(result, positions, virial, examples)
 
 
 def configurational_temperature(result: Draws, *, max_draws: int = 1000, examples: int | None = None) -> Measured:

@@ -8,6 +8,7 @@ from ridgewalk.adaptation import Adaptation, PowerDecay, weight
 from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
 from ridgewalk.noise import Noise, check_noise
 from ridgewalk.precondition.base import Operator
+from ridgewalk.pruning.mask import hold
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -67,6 +68,7 @@ class AsPrinted(Dynamics):
         noise: Vector,
         step_size: Scalar,
         step: Scalar,
+        degrees: Scalar | int,
     ) -> tuple[Averages, Move]:
         """Lines 4 to 9 of Algorithm 2 (G₁ = I, so the averages start at g and z)."""
         omega = weight(self.adaptation, step + 1, gradient.dtype)
@@ -75,9 +77,13 @@ class AsPrinted(Dynamics):
         diffusion = (1 - omega) * jnp.where(first, noise, state.diffusion) + omega * operator.factor(noise)
         displacement = -step_size * _unit(drift) + jnp.sqrt(2 * step_size * self.temperature) * _unit(diffusion)
         nothing = jnp.zeros_like(noise)
-        per_coordinate = jnp.asarray(self.temperature / noise.shape[0], noise.dtype)
+        per_coordinate = jnp.asarray(self.temperature / degrees, noise.dtype)
         return Averages(drift, diffusion), Move(displacement, nothing, nothing, per_coordinate)
 
     def arrive(self, state: Averages, position: Vector, step: Scalar) -> Averages:
         """The averages."""
         return state
+
+    def restrict(self, state: Averages, mask: Vector) -> Averages:
+        """The averages of the kept coordinates."""
+        return Averages(hold(state.drift, mask), hold(state.diffusion, mask))

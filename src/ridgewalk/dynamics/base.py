@@ -39,13 +39,29 @@ class Dynamics(ABC):
 
     @abstractmethod
     def move(
-        self, state: Any, operator: Operator, gradient: Vector, noise: Vector, step_size: Scalar, step: Scalar
+        self,
+        state: Any,
+        operator: Operator,
+        gradient: Vector,
+        noise: Vector,
+        step_size: Scalar,
+        step: Scalar,
+        degrees: Scalar | int,
     ) -> tuple[Any, Move]:
-        """The displacement of one step, without the drift correction Γ, and the state after it."""
+        """The displacement of one step, without the drift correction Γ, and the state after it.
+
+        `degrees` is the number of coordinates that move: d, or fewer where the chain is pruned.
+        """
 
     @abstractmethod
     def arrive(self, state: Any, position: Vector, step: Scalar) -> Any:
         """The state, knowing where the step ended."""
+
+    def restrict(self, state: Any, mask: Vector) -> Any:
+        """The state with nothing in the coordinates that are pruned."""
+        raise ValueError(
+            f"dynamics: {type(self).__name__} have no method restrict(state, mask), which pruning needs; write one"
+        )
 
 
 def check_temperature(temperature: float) -> None:

@@ -7,6 +7,7 @@ from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
 from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.noise import Noise, check_noise
 from ridgewalk.precondition.base import Operator
+from ridgewalk.pruning.mask import hold
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -52,11 +53,16 @@ class Delayed(Dynamics):
         noise: Vector,
         step_size: Scalar,
         step: Scalar,
+        degrees: Scalar | int,
     ) -> tuple[jax.Array, Move]:
         """One Langevin step from θ_{k−M}."""
         rule = Langevin(self.temperature, self.noise)
-        return state, rule.move((), operator, gradient, noise, step_size, step)[1]
+        return state, rule.move((), operator, gradient, noise, step_size, step, degrees)[1]
 
     def arrive(self, state: jax.Array, position: Vector, step: Scalar) -> jax.Array:
         """θ_k takes the place of θ_{k−M}."""
         return state.at[step % self.delay].set(position)
+
+    def restrict(self, state: jax.Array, mask: Vector) -> jax.Array:
+        """All M positions are pruned alike."""
+        return hold(state, mask)

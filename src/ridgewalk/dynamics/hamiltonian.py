@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
 from ridgewalk.noise import Noise, check_noise
 from ridgewalk.precondition.base import Operator
+from ridgewalk.pruning.mask import hold
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -58,6 +59,7 @@ class Hamiltonian(Dynamics):
         noise: Vector,
         step_size: Scalar,
         step: Scalar,
+        degrees: Scalar | int,
     ) -> tuple[Vector, Move]:
         """One step of the momentum, then of the position."""
         kick = math.sqrt(2 * (self.friction * self.temperature - self.gradient_noise))
@@ -65,9 +67,13 @@ class Hamiltonian(Dynamics):
         momentum = (1 - self.friction) * state + push + kick * noise
         scaled = jnp.sqrt(step_size) * momentum
         # In this scheme the momentum's variance is T / (1 − α/2) when positions have temperature T.
-        temperature = (1 - self.friction / 2) * (momentum @ momentum) / noise.shape[0]
+        temperature = (1 - self.friction / 2) * (momentum @ momentum) / degrees
         return momentum, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)
 
     def arrive(self, state: Vector, position: Vector, step: Scalar) -> Vector:
         """The momentum."""
         return state
+
+    def restrict(self, state: Vector, mask: Vector) -> Vector:
+        """The momentum of the kept coordinates: white as before."""
+        return hold(state, mask)

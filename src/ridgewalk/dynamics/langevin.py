@@ -46,14 +46,19 @@ class Langevin(Dynamics):
         noise: Vector,
         step_size: Scalar,
         step: Scalar,
+        degrees: Scalar | int,
     ) -> tuple[tuple[()], Move]:
         """One Euler step."""
         covector = -step_size * gradient
         scaled = jnp.sqrt(2 * step_size * self.temperature) * noise
         displacement = operator.displace(covector, scaled)
         energy = scaled @ scaled + covector @ displacement
-        return (), Move(displacement, covector, scaled, energy / (2 * step_size * noise.shape[0]))
+        return (), Move(displacement, covector, scaled, energy / (2 * step_size * degrees))
 
     def arrive(self, state: tuple[()], position: Vector, step: Scalar) -> tuple[()]:
         """Nothing to remember."""
+        return ()
+
+    def restrict(self, state: tuple[()], mask: Vector) -> tuple[()]:
+        """Nothing to restrict."""
         return ()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
 from ridgewalk.noise import Noise, check_noise
 from ridgewalk.precondition.base import Operator
+from ridgewalk.pruning.mask import hold
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -62,12 +63,13 @@ class Thermostat(Dynamics):
         noise: Vector,
         step_size: Scalar,
         step: Scalar,
+        degrees: Scalar | int,
     ) -> tuple[ThermostatState, Move]:
         """One step of the momentum, the position and the friction."""
         kick = math.sqrt(2 * self.diffusion * self.temperature)
         push = -jnp.sqrt(step_size) * operator.factor_transpose(gradient)
         momentum = (1 - state.friction) * state.momentum + push + kick * noise
-        temperature = (1 - state.friction / 2) * (momentum @ momentum) / noise.shape[0]
+        temperature = (1 - state.friction / 2) * (momentum @ momentum) / degrees
         scaled = jnp.sqrt(step_size) * momentum
         moved = ThermostatState(momentum, state.friction + step_size * (temperature - self.temperature))
         return moved, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)
@@ -75,3 +77,7 @@ class Thermostat(Dynamics):
     def arrive(self, state: ThermostatState, position: Vector, step: Scalar) -> ThermostatState:
         """Momentum and friction."""
         return state
+
+    def restrict(self, state: ThermostatState, mask: Vector) -> ThermostatState:
+        """The momentum of the kept coordinates: white as before."""
+        return state._replace(momentum=hold(state.momentum, mask))

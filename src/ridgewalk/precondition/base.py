@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
+from ridgewalk.pruning.mask import Mask
 from ridgewalk.types import PyTree, Scalar, Vector
 
 GradientAt: TypeAlias = Callable[[Vector], Vector]
@@ -40,12 +41,14 @@ class Departure(NamedTuple):
     """What is known before a step: where it starts and the gradient it will use.
 
     `gradient` is the estimate of ∇U, `gradient_at` is ∇Ũ on the batch of this step; steps count from 1.
+    Where the chain is pruned, `mask` says which coordinates are kept, and gradients are zero in all others.
     """
 
     step: Scalar
     position: Vector
     gradient: Vector
     gradient_at: GradientAt
+    mask: Mask = None
 
 
 class Transition(NamedTuple):
@@ -129,6 +132,16 @@ class Preconditioner(Choice):
     @abstractmethod
     def learn(self, operator: Any, transition: Transition) -> tuple[Any, Lesson]:
         """The operator after a step."""
+
+    def restrict(self, operator: Any, mask: Vector, position: Vector, gradient_at: GradientAt) -> Any:
+        """The operator on the coordinates in `mask`: it maps vectors that are zero elsewhere to such vectors, with
+        `S Sᵀ = G` among them. What it learnt where other coordinates moved too must go, or be seen anew with
+        `gradient_at`, which is ∇Ũ at pruned positions, zero in pruned coordinates.
+        """
+        raise ValueError(
+            f"preconditioner: {type(self).__name__} has no method restrict(operator, mask, position, gradient_at), "
+            "which pruning needs; write one (it may return a diagonal operator as it is)"
+        )
 
 
 class Settling(Preconditioner):

@@ -13,6 +13,7 @@ from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every
 from ridgewalk.precondition.compact import bfgs_core, mixed_root
 from ridgewalk.precondition.pairs import check_pairs, powell, usable
+from ridgewalk.precondition.restrict import restrict_root
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
@@ -110,6 +111,13 @@ class Dense(Settling):
         changes = operator.changes.at[row].set(jnp.where(good, b, 0))
         root = every(self.memory, pairs, self._average, operator.root, (steps, changes, pairs))
         return DenseOperator(root, steps, changes), Lesson(powell(aa, ab, self.damping), ~good)
+
+    def restrict(
+        self, operator: DenseOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> DenseOperator:
+        """G⁻¹ restricted; pairs in flight are dropped, as they were made with pruned coordinates moving."""
+        nothing = jnp.zeros_like(operator.steps)
+        return DenseOperator(restrict_root(operator.root, mask), nothing, nothing)
 
     def _average(self, root: jax.Array, window: tuple[jax.Array, jax.Array, Scalar]) -> jax.Array:
         """S of (1−ω) G + ω G̃ = S (I + ω Pᵀ Q P) Sᵀ, the rows of P being the whitened pairs."""

@@ -10,8 +10,9 @@ from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition
 from ridgewalk.precondition.dense import check_fits
 from ridgewalk.precondition.factorise import cholesky
 from ridgewalk.precondition.fixed import MatrixOperator
-from ridgewalk.precondition.lbfgs import Window, empty_window
+from ridgewalk.precondition.lbfgs import Window, empty_window, restrict_window
 from ridgewalk.precondition.pairs import check_pairs, observe
+from ridgewalk.precondition.restrict import restrict_root
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Vector
@@ -81,3 +82,11 @@ class DenseScaled(Settling):
         newest = jax.vmap(window.multiply)(jnp.eye(operator.matrix.shape[0], dtype=operator.matrix.dtype))
         matrix = (1 - omega) * operator.matrix + omega * (newest + newest.T) / 2
         return DenseScaledOperator(matrix, MatrixOperator(cholesky(matrix)), window), lesson
+
+    def restrict(
+        self, operator: DenseScaledOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> DenseScaledOperator:
+        """G⁻¹ restricted, and the pairs seen anew; the window then leaves pruned coordinates apart from the others."""
+        root = restrict_root(operator.cholesky.root, mask)
+        window = restrict_window(operator.window, mask, position, gradient_at, self.curvature_floor)
+        return DenseScaledOperator(root @ root.T, MatrixOperator(root), window)

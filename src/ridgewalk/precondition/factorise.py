@@ -1,4 +1,4 @@
-"""Eigenvalues and Cholesky factors of small matrices, one matrix after the other."""
+"""Eigenvalues, factors and solutions of small matrices, one matrix after the other."""
 
 import jax
 import jax.numpy as jnp
@@ -18,3 +18,16 @@ def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
 def cholesky(matrix: jax.Array) -> jax.Array:
     """The lower Cholesky factor."""
     return jnp.linalg.cholesky(matrix)
+
+
+@jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
+def triangular(matrix: jax.Array) -> jax.Array:
+    """R of the QR factorisation, with no negative number on its diagonal: Rᵀ is the Cholesky factor of AᵀA."""
+    upper = jnp.linalg.qr(matrix, mode="r")
+    return upper * jnp.where(jnp.diagonal(upper) < 0, -1, 1).astype(upper.dtype)[:, None]
+
+
+@jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
+def solve(matrix: jax.Array, right: jax.Array) -> jax.Array:
+    """A⁻¹ B."""
+    return jnp.linalg.solve(matrix, right)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.precondition.base import GradientAt, Unchanging
+from ridgewalk.precondition.restrict import restrict_root
 from ridgewalk.settings import array, settings
 from ridgewalk.types import Vector
 
@@ -74,6 +75,16 @@ class Fixed(Unchanging):
                 "pass one row per parameter, in the order of jax.flatten_util.ravel_pytree"
             )
         return matrix_or_diagonal(self.root.astype(position.dtype))
+
+    def restrict(
+        self,
+        operator: MatrixOperator | DiagonalOperator,
+        mask: Vector,
+        position: Vector,
+        gradient_at: GradientAt,
+    ) -> MatrixOperator | DiagonalOperator:
+        """The covariance given that the pruned coordinates are fixed."""
+        return operator if operator.root.ndim == 1 else MatrixOperator(restrict_root(operator.root, mask))
 
 
 def fixed(covariance: jax.Array | np.ndarray) -> Fixed:

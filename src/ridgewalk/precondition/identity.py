@@ -34,3 +34,9 @@ class Identity(Unchanging):
     def init(self, position: Vector, gradient_at: GradientAt) -> IdentityOperator:
         """G = I."""
         return IdentityOperator()
+
+    def restrict(
+        self, operator: IdentityOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> IdentityOperator:
+        """G = I."""
+        return operator

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
 from ridgewalk.precondition.pairs import Pair, base_curvature, check_pairs, inverse, observe, powell, usable
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
+from ridgewalk.pruning.mask import hold
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -112,6 +113,20 @@ def empty_window(memory: int, scale: Scalar, position: Vector, damping: float) -
     return Window(zeros, zeros, scale, jnp.zeros((), jnp.int32), jnp.asarray(damping, position.dtype))
 
 
+def restrict_window(old: Window, mask: Vector, position: Vector, gradient_at: GradientAt, floor: float) -> Window:
+    """The window's steps without their pruned part, with the change of the gradient along each seen anew.
+
+    Held at zero in pruned coordinates, an old pair would not fit: y = H s has a share of the pruned part of s.
+    """
+    rows = (old.pushed + jnp.arange(old.memory)) % old.memory
+    steps, here = hold(old.s[rows], mask), gradient_at(position)
+    changes = jax.lax.map(lambda s: gradient_at(position + s) - here, steps)
+    window = Window(jnp.zeros_like(old.s), jnp.zeros_like(old.y), old.scale, jnp.zeros_like(old.pushed), old.damping)
+    for age in range(old.memory):
+        window, _ = window.push(Pair(steps[age], changes[age]), floor)
+    return window
+
+
 @settings
 class LBFGS(Settling):
     """G = G̃ of the newest pairs alone, without averaging: what HAMCMC uses.
@@ -147,3 +162,7 @@ class LBFGS(Settling):
     def update(self, operator: Window, transition: Transition) -> tuple[Window, Lesson]:
         """Take in the pair of this step."""
         return operator.push(observe(transition), self.curvature_floor)
+
+    def restrict(self, operator: Window, mask: Vector, position: Vector, gradient_at: GradientAt) -> Window:
+        """The pairs seen anew; it costs a gradient each."""
+        return restrict_window(operator, mask, position, gradient_at, self.curvature_floor)

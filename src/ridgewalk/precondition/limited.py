@@ -15,7 +15,9 @@ from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition
 from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
 from ridgewalk.precondition.long_rows import long_products
 from ridgewalk.precondition.pairs import base_curvature, check_pairs, observe, powell, usable
+from ridgewalk.precondition.restrict import restrict_core
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
+from ridgewalk.pruning.mask import hold
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -157,7 +159,23 @@ class Limited(Settling):
             oldest=(old.oldest + 1) % self.snapshots,
             due=due,
         )
+        return self._mean(vectors, now.window, now.scale, snapshots)
+
+    def _mean(self, vectors: jax.Array, window: jax.Array, scale: Scalar, snapshots: Snapshots) -> LimitedOperator:
+        """G as the mean of the snapshots."""
         identity = jnp.mean(1 / snapshots.scales)
         total = jnp.mean(snapshots.cores, axis=0)
-        root = jnp.sqrt(identity) * mixed_root(gram, total / identity, 1.0, jnp.inf)
-        return LimitedOperator(vectors, now.window, now.scale, snapshots, identity, total, root)
+        root = jnp.sqrt(identity) * mixed_root(snapshots.gram, total / identity, 1.0, jnp.inf)
+        return LimitedOperator(vectors, window, scale, snapshots, identity, total, root)
+
+    def restrict(
+        self, operator: LimitedOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> LimitedOperator:
+        """G⁻¹ of every snapshot restricted; the pairs of the window in flight are dropped."""
+        old, vectors = operator.snapshots, hold(operator.vectors, mask)
+        gram = vectors @ vectors.T
+        cores = [
+            restrict_core(core, 1 / scale, old.gram - gram) for core, scale in zip(old.cores, old.scales, strict=True)
+        ]
+        snapshots = old._replace(gram=gram, cores=jnp.stack(cores))
+        return self._mean(vectors, jnp.zeros_like(operator.window), operator.scale, snapshots)

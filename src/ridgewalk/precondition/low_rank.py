@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
+from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, when
 from ridgewalk.precondition.factorise import cholesky, eigh
 from ridgewalk.precondition.long_rows import long_products
+from ridgewalk.precondition.pairs import inverse
+from ridgewalk.precondition.restrict import restrict_core
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
+from ridgewalk.pruning.mask import hold
 from ridgewalk.settings import settings
 from ridgewalk.types import Scalar, Vector
 
@@ -55,7 +58,7 @@ class LowRankOperator(NamedTuple):
 
 def whitener(gram: jax.Array) -> jax.Array:
     """V with V W Vᵀ = I for the Gram matrix W of some rows; nearly parallel ones are set apart as far as W tells."""
-    unit = 1 / jnp.sqrt(jnp.diagonal(gram))
+    unit = inverse(jnp.sqrt(jnp.diagonal(gram)))
     scaled = gram * unit[:, None] * unit[None, :]
     eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
     lower = cholesky(scaled + 10 * gram.shape[0] * jnp.finfo(gram.dtype).eps * eye)
@@ -181,3 +184,35 @@ class LowRank(Settling):
             return (transition.gradient_at(transition.before + length * direction) - transition.gradient) / length
 
         return jax.lax.map(product, (old.probes, lengths))
+
+    def restrict(
+        self, old: LowRankOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> LowRankOperator:
+        """G⁻¹ restricted: what is left of the directions spans its large curvatures, which lie between μ and λ_max."""
+        directions = hold(old.directions, mask)
+        gram = long_products(directions, directions)
+        pruned = long_products(old.directions, old.directions) - gram
+        white = whitener(gram)
+        image = white @ gram
+        inside = image @ restrict_core(old.square, 1 / old.bulk, pruned) @ image.T
+        variances, turn = eigh(jnp.eye(len(gram), dtype=gram.dtype) / old.bulk + inside)
+        curvatures = jnp.clip(1 / jnp.maximum(variances, 1 / jnp.max(old.curvatures)), old.bulk)
+        to_basis = turn.T @ white
+        core = to_basis.T @ ((curvatures**-0.5 - old.bulk**-0.5)[:, None] * to_basis)
+        square = 2 * core / jnp.sqrt(old.bulk) + core @ gram @ core
+        probes = _upheld(old.probes, mask)
+        overlap = long_products(probes, directions) @ to_basis.T
+        return LowRankOperator(old.bulk, core, square, directions, probes, overlap, curvatures, old.sweeps)
+
+
+def _upheld(probes: jax.Array, mask: Vector) -> jax.Array:
+    """What is left of the probes, orthonormal; one that lay in pruned coordinates alone is drawn anew."""
+    held = hold(probes, mask)
+    lost = jnp.sum(held**2, axis=1) < jnp.finfo(held.dtype).eps
+
+    def redraw(rows: jax.Array, lost: jax.Array) -> jax.Array:
+        fresh = jax.random.normal(jax.random.key(2), rows.shape, rows.dtype)
+        return jnp.where(lost[:, None], hold(fresh, mask), rows)
+
+    held = when(jnp.any(lost), redraw, held, lost)
+    return whitener(long_products(held, held)) @ held

@@ -18,6 +18,8 @@ from ridgewalk.precondition.base import (
     no_lesson,
 )
 from ridgewalk.precondition.fixed import DiagonalOperator, MatrixOperator, matrix_or_diagonal
+from ridgewalk.precondition.restrict import restrict_matrix
+from ridgewalk.pruning.mask import Mask
 from ridgewalk.settings import settings
 from ridgewalk.types import PyTree, Vector
 
@@ -87,10 +89,13 @@ class Metric(Preconditioner):
             )
         return flat
 
-    def _at(self, position: Vector) -> MetricOperator:
-        g = self.flat(position)
+    def _at(self, position: Vector, mask: Mask = None) -> MetricOperator:
+        def kept(x: Vector) -> jax.Array:
+            return self.flat(x) if mask is None else restrict_matrix(self.flat(x), mask)
+
+        g = kept(position)
         root = jnp.linalg.cholesky(g) if g.ndim == 2 else jnp.sqrt(g)
-        return MetricOperator(matrix_or_diagonal(root), divergence(self.flat, position))
+        return MetricOperator(matrix_or_diagonal(root), divergence(kept, position))
 
     def init(self, position: Vector, gradient_at: GradientAt) -> MetricOperator:
         """G at the starting point."""
@@ -98,7 +103,7 @@ class Metric(Preconditioner):
 
     def prepare(self, operator: MetricOperator, departure: Departure) -> MetricOperator:
         """G at the current position."""
-        return self._at(departure.position)
+        return self._at(departure.position, departure.mask)
 
     def correction(self, operator: MetricOperator) -> Vector:
         """Γ(θ)."""
@@ -107,3 +112,9 @@ class Metric(Preconditioner):
     def learn(self, operator: MetricOperator, transition: Transition) -> tuple[MetricOperator, Lesson]:
         """Nothing: G is given."""
         return operator, no_lesson(transition.before)
+
+    def restrict(
+        self, operator: MetricOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> MetricOperator:
+        """The metric tensor G⁻¹ restricted to the kept coordinates, as in every later step."""
+        return self._at(position, mask)

@@ -96,3 +96,9 @@ class RMSProp(Preconditioner):
     def learn(self, operator: RMSPropOperator, transition: Transition) -> tuple[RMSPropOperator, Lesson]:
         """Nothing: V is learnt before the step."""
         return operator, no_lesson(transition.before)
+
+    def restrict(
+        self, operator: RMSPropOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> RMSPropOperator:
+        """As it is: a diagonal does not mix coordinates."""
+        return operator

@@ -164,6 +164,16 @@ def check_keep(keep: str | None, collect: Any, store: Any) -> None:
         raise ValueError("store: with keep='moments' there are no draws to stream; leave out one of the two")
 
 
+def check_pruning(sampler: Sampler, steps: int) -> None:
+    """Pruning that ends within the run."""
+    pruning = sampler.pruning
+    if pruning is not None and pruning.stop > steps:
+        raise ValueError(
+            f"sampler: pruning goes on until step {pruning.stop}, after the last of {steps} steps, and would not reach "
+            f"its sparsity of {pruning.sparsity:g}; lower stop of pruned(…), best to burn_in, or make more steps"
+        )
+
+
 def check_resume(checkpoint: Any, resume: bool) -> None:
     """Where a run is resumed from."""
     if resume and checkpoint is None:

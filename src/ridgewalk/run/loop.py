@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ BLOCK_NUMBERS = 2**18
 
 LONGEST_BLOCK = 256
 
-CHAINS = State(step=None, position=0, dynamics=0, preconditioner=0, estimator=0, prior=0)  # type: ignore[arg-type]
+CHAINS: Any = State(*(0 for _ in State._fields))._replace(step=None)  # type: ignore[arg-type]
 """Axes of a state of several chains: the step is common, so that what happens every K steps is a real branch."""
 
 

@@ -90,6 +90,7 @@ def sample(
     """
     checks.check_kinds(sampler, target)
     checks.check_counts(steps, burn_in, thin, chains)
+    checks.check_pruning(sampler, steps)
     plan = Plan(steps, burn_in, thin, chains, checks.step_sizes(step_size, steps))
     checks.check_keep(keep, collect, store)
     checks.check_resume(checkpoint, resume)

@@ -117,6 +117,7 @@ def find_step_size(
         progress: print what was found.
     """
     checks.check_kinds(sampler, target)
+    sampler = replace(sampler, pruning=None)  # what is stable for all weights is for some
     checks.check_counts(steps, 0, 1, chains)
     _check_dynamics(sampler.dynamics)
     if judge not in get_args(Judge):

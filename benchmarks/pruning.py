@@ -1,0 +1,136 @@
+"""What pruning pays: size on disk and time of predictions of the permeability network at 30 to 90 % zeros.
+
+    taskset -c 1 env OMP_NUM_THREADS=1 python benchmarks/pruning.py      (one core; without taskset: all)
+
+8.2 million weights, float32. "Dense part" are the three dense layers (20,000 to 100, 2,600 to 800, 800 to 5,100), which
+have 99.7 % of the weights; the convolutions before them take most of the time of the whole network and have too few
+weights to gain. Dense products are XLA's, compiled; times are the least of many, in turn, so that other work on the
+machine meets both alike. The last lines tell what an event of pruning costs inside a chain.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk.layout import layout_of, leaf_names
+from ridgewalk.pruning.mask import hold
+from ridgewalk.pruning.plan import Pruning
+from ridgewalk.surrogates.compressed import CompressedModel, compress
+from ridgewalk.surrogates.model import Model, count_weights
+from ridgewalk.surrogates.networks import permeability_network
+from timing import seconds
+
+GRID, EDGES = (50, 50), 5_100
+SPARSITIES = (0.3, 0.5, 0.7, 0.9)
+BATCHES = (1, 100)
+ROUNDS = {1: 200, 100: 4}
+LAYERS = ("encode", "hidden", "decode")
+
+
+def pruned(parameters: Any, sparsity: float) -> Any:
+    """The parameters after one event that prunes every layer alike."""
+    form = layout_of(parameters)
+    plan = Pruning(sparsity, 1, 1, 1, scope="layer")
+    flat = form.ravel(parameters)
+    mask = plan.prune(form, flat, jnp.ones(form.size, bool), jnp.asarray(1))
+    return form.unravel(hold(flat, mask))
+
+
+def dense_layers(parameters: Any) -> list[tuple[jax.Array, jax.Array]]:
+    """Weight and bias of the three dense layers."""
+    return [(getattr(parameters, name).weight, getattr(parameters, name).bias) for name in LAYERS]
+
+
+@jax.jit
+def dense_part(inputs: Any, layers: Any) -> Any:
+    """All three layers, each on its own input."""
+    return [jax.nn.relu(x @ w + b[None, :]) for x, (w, b) in zip(inputs, layers, strict=True)]
+
+
+def sparse_part(compressed: CompressedModel, parameters: Any) -> Callable[[list[np.ndarray]], Any]:
+    """The same with sparse products."""
+    names = leaf_names(parameters)
+    matrices = [compressed._sparse_leaf(names.index(f"{name}.weight"), 0, 0) for name in LAYERS]
+    biases = [np.asarray(bias)[None, :] for _, bias in dense_layers(parameters)]
+    return lambda inputs: [
+        np.maximum(matrix.product(x) + bias, 0) for x, matrix, bias in zip(inputs, matrices, biases, strict=True)
+    ]
+
+
+def least(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The least milliseconds of each call, taken in turn."""
+    for call in calls.values():
+        seconds(call), seconds(call)
+    times = [{name: seconds(call) for name, call in calls.items()} for _ in range(rounds)]
+    return {name: 1e3 * min(each[name] for each in times) for name in calls}
+
+
+def saved_share(compressed: CompressedModel) -> float:
+    """The file against the parameters with their zeros."""
+    with tempfile.TemporaryDirectory() as folder:
+        compressed.save(Path(folder) / "model.safetensors")
+        return (Path(folder) / "model.safetensors").stat().st_size / compressed.dense_nbytes
+
+
+def rows(model: Model, parameters: Any, sparsity: float) -> None:
+    """One sparsity."""
+    rng = np.random.default_rng(0)
+    compressed = compress(model, parameters)
+    layers, sparse = dense_layers(parameters), sparse_part(compressed, parameters)
+    apply = jax.jit(model.apply)
+    calls: dict[str, Callable[[], Any]]
+    for batch in BATCHES:
+        fields = rng.standard_normal((batch, *GRID)).astype(np.float32)
+        inputs = [rng.standard_normal((batch, w.shape[0])).astype(np.float32) for w, _ in layers]
+        on_device = jax.tree.map(jnp.asarray, inputs)
+        calls = {"dense": partial(dense_part, on_device, layers), "sparse": partial(sparse, inputs)}
+        part = least(calls, ROUNDS[batch])
+        calls = {
+            "dense": partial(apply, parameters, fields),
+            "predict": partial(compressed.predict, fields),
+        }
+        whole = least(calls, max(3, ROUNDS[batch] // 10))
+        chosen = "sparse" if compressed.sparse_layers(batch) else "dense"
+        print(
+            f"{sparsity:6.0%} {saved_share(compressed):7.1%} {batch:6d}   "
+            f"{part['dense']:8.2f} {part['sparse']:8.2f} {part['dense'] / part['sparse']:6.2f}x   "
+            f"{whole['dense']:8.1f} {whole['predict']:8.1f} ({chosen:6s}) {whole['dense'] / whole['predict']:5.2f}x",
+            flush=True,
+        )
+
+
+def event_cost(parameters: Any) -> None:
+    """One event over all weights together, and what sorting them would take."""
+    form = layout_of(parameters)
+    plan = Pruning(0.7, 1, 1, 1)
+    flat, mask = form.ravel(parameters), jnp.ones(form.size, bool)
+    choose = jax.jit(lambda flat, mask: plan.prune(form, flat, mask, jnp.asarray(1)))
+    sort = jax.jit(lambda flat: jnp.sort(jnp.abs(flat)))
+    times = least({"event": lambda: choose(flat, mask), "sort": lambda: sort(flat)}, 3)
+    print(f"choosing the weights of one event: {times['event']:.0f} ms; sorting them would take {times['sort']:.0f} ms")
+
+
+def main() -> None:
+    model = permeability_network().build(GRID, EDGES)
+    start = jax.jit(model.init)(jax.random.key(0))
+    cores = len(os.sched_getaffinity(0))
+    print(
+        f"permeability network, {count_weights(start):,} weights, float32, {cores} core{'s' * (cores > 1)}, "
+        f"load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}; times in ms"
+    )
+    print(" zeros   saved  batch   dense part: dense, sparse, gain   whole network: dense, predict (its choice), gain")
+    for sparsity in SPARSITIES:
+        rows(model, pruned(start, sparsity), sparsity)
+    event_cost(start)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Magnitude pruning inside a chain: which weights go to zero, and when."""

@@ -1,0 +1,135 @@
+"""A pruned network in a form that is smaller on disk and, for few examples at a time, faster to evaluate."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ridgewalk.layout import leaf_names
+from ridgewalk.surrogates.model import Model
+from ridgewalk.surrogates.packed import Packed, pack, read, write
+from ridgewalk.surrogates.sparse_product import SparseMatrix, sparse_matrix, wins
+from ridgewalk.surrogates.stages import Stages, cut
+from ridgewalk.types import PyTree
+
+
+class CompressedModel:
+    """A network with one set of pruned parameters, or one per draw with zeros in common; make it with `compress`.
+
+    Dense layers are evaluated as sparse products on the CPU where these take less time: see `sparse_layers`.
+    """
+
+    def __init__(self, model: Model, arrays: list[Packed], several: bool) -> None:
+        self.model, self.arrays, self.several = model, arrays, several
+        self.draws = len(arrays[0].values)
+        self.template = jax.eval_shape(model.init, jax.random.key(0))
+        self.dtype = np.result_type(*(array.values.dtype for array in arrays))
+        self.masks = {i: array.mask() for i, array in enumerate(arrays) if len(array.shape) == 2}
+        self.densities = {i: float(mask.mean()) for i, mask in self.masks.items()}
+        self._sparse: dict[tuple[int, int, int], SparseMatrix] = {}
+        self._dense: dict[tuple[int, int], jax.Array] = {}
+        self._stages: dict[tuple[tuple[int, ...], bool | None], Stages] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters as they are saved."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes of the same parameters with their zeros."""
+        return sum(int(np.prod(array.shape)) * array.values.dtype.itemsize * self.draws for array in self.arrays)
+
+    def sparse_layers(self, examples: int) -> tuple[str, ...]:
+        """The layers whose products of so many examples are sparse."""
+        return tuple(self.arrays[i].name for i, density in self.densities.items() if wins(density, examples))
+
+    def predict(self, x: Any, *, sparse: bool | None = None) -> np.ndarray:
+        """Outputs (example, output), or (draw, example, output), of inputs (example, …).
+
+        `sparse` True or False asks for sparse or dense products in all dense layers; None takes what is faster.
+        """
+        x = np.asarray(x, self.dtype)
+        if x.ndim < 1 or not len(x):
+            raise ValueError(f"x: shape {x.shape}; give at least one example, with a leading axis for them")
+        stages = self._stages_for(x, sparse)
+        inside = sorted(set(range(len(self.arrays))) - set(stages.products))
+        outputs = []
+        for draw in range(self.draws):
+            leaves = {i: self._dense_leaf(i, draw) for i in inside}
+
+            def multiply(leaf: int, axis: int, batch: np.ndarray, draw: int = draw) -> np.ndarray:
+                return self._sparse_leaf(leaf, axis, draw).product(batch)
+
+            outputs.append(stages.run(leaves, x, multiply))
+        return np.stack(outputs) if self.several else outputs[0]
+
+    def _stages_for(self, x: np.ndarray, sparse: bool | None) -> Stages:
+        key = (x.shape, sparse)
+        if key not in self._stages:
+            wanted = {i: wins(density, len(x)) if sparse is None else sparse for i, density in self.densities.items()}
+            chosen = {i for i, want in wanted.items() if want}
+            shapes = [jax.ShapeDtypeStruct(array.shape, array.values.dtype) for array in self.arrays]
+            template = jax.tree.unflatten(jax.tree.structure(self.template), shapes)
+            self._stages[key] = cut(self.model.apply, template, jax.ShapeDtypeStruct(x.shape, x.dtype), chosen)
+        return self._stages[key]
+
+    def _dense_leaf(self, leaf: int, draw: int) -> jax.Array:
+        if (leaf, draw) not in self._dense:
+            self._dense[leaf, draw] = jax.numpy.asarray(self.arrays[leaf].dense(draw))
+        return self._dense[leaf, draw]
+
+    def _sparse_leaf(self, leaf: int, axis: int, draw: int) -> SparseMatrix:
+        if (leaf, axis, draw) not in self._sparse:
+            whole = self.arrays[leaf].dense(draw)
+            mask = self.masks[leaf] if not self.arrays[leaf].whole else whole != 0
+            made = sparse_matrix(mask, whole[mask]) if axis == 0 else sparse_matrix(mask.T, whole.T[mask.T])
+            self._sparse[leaf, axis, draw] = made
+        return self._sparse[leaf, axis, draw]
+
+    def save(self, path: str | Path) -> None:
+        """Write the parameters to one safetensors file; loading it needs the same network and runs no code."""
+        write(Path(path), self.arrays, self.several)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> "CompressedModel":
+        """Read what `save` wrote, for the network it was made of."""
+        arrays, several = read(Path(path))
+        template = jax.eval_shape(model.init, jax.random.key(0))
+        found = [(array.name, array.shape) for array in arrays]
+        wanted = [
+            (name, leaf.shape) for name, leaf in zip(leaf_names(template), jax.tree.leaves(template), strict=True)
+        ]
+        if found != wanted:
+            raise ValueError(f"path: {path} holds other parameters than the model has: {_difference(found, wanted)}")
+        return cls(model, arrays, several)
+
+
+def _difference(found: list[Any], wanted: list[Any]) -> str:
+    pairs: Iterable[tuple[Any, Any]] = zip(found, wanted, strict=False)
+    first = next(((a, b) for a, b in pairs if a != b), None)
+    return f"{len(found)} arrays and {len(wanted)}" if first is None else f"{first[0]} and {first[1]}"
+
+
+def compress(model: Model, parameters: PyTree) -> CompressedModel:
+    """A pruned network in sparse form: `parameters` as the model takes them, or with a leading axis for draws.
+
+    Zeros that all draws share are stored once, as a bit for every weight; all draws of one pruned chain share theirs.
+    """
+    template = jax.eval_shape(model.init, jax.random.key(0))
+    if str(jax.tree.structure(parameters)) != str(jax.tree.structure(template)):
+        raise ValueError("parameters: their structure is not that of model.init(key)")
+    names, arrays, several = leaf_names(template), [], set()
+    for name, leaf, like in zip(names, jax.tree.leaves(parameters), jax.tree.leaves(template), strict=True):
+        array = np.asarray(leaf)
+        if array.shape not in (like.shape, (*array.shape[:1], *like.shape)):
+            raise ValueError(
+                f"parameters: {name} has shape {array.shape}; the model takes {like.shape}, or draws with one axis more"
+            )
+        several.add(array.shape != like.shape)
+        arrays.append(pack(name, array if array.shape != like.shape else array[None]))
+    if len(several) > 1 or len({len(array.values) for array in arrays}) > 1:
+        raise ValueError("parameters: some arrays have an axis for draws and others none, or of another length")
+    return CompressedModel(model, arrays, several.pop())

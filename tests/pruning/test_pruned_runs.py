@@ -1,0 +1,127 @@
+"""Pruned runs: resumed bit for bit, streamed, in every way of running chains, of networks in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.pruning.pruning_cases import draws_of, regression, start
+from tests.run.problems import assert_same_run
+from tests.run.test_checkpoint import forget_after
+
+import ridgewalk as rw
+from ridgewalk.layout import leaf_names
+from ridgewalk.run.fingerprint import describe, differences
+
+REGRESSION = regression()
+SAMPLERS = {
+    "sgld": rw.sgld(),
+    "psgld": rw.psgld(),
+    "sgrld": rw.sgrld(lambda position: jnp.eye(8)),
+    "hamcmc": rw.hamcmc(),
+    "dense": rw.hasgld_sa(memory=2),
+    "limited": rw.hasgld_sa(form="limited", memory=2),
+    "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
+    "sghmc": rw.sghmc(),
+    "sgnht": rw.sgnht(),
+}
+
+
+def run(sampler, *, sparsity=0.5, target=REGRESSION.target, **options):
+    pruned = rw.pruned(sampler, sparsity, start=10, stop=40, every=6)
+    given = {"steps": 60, "step_size": 1e-5, "batch_size": 40, "chains": 2, "burn_in": 40, "progress": False}
+    return rw.sample(jax.random.key(0), pruned, target, start(), **(given | options))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "sgld" else [pytest.mark.slow]) for name in SAMPLERS]
+)
+def test_resume_is_bit_identical(tmp_path, name):
+    options = {"burn_in": 7, "thin": 3}
+    whole = run(SAMPLERS[name], **options)
+    assert_same_run(whole, run(SAMPLERS[name], **options, checkpoint=tmp_path, every=20))
+    forget_after(tmp_path, 20)
+    assert_same_run(whole, run(SAMPLERS[name], **options, checkpoint=tmp_path, every=20, resume=True))
+
+
+def test_other_pruning_is_another_run():
+    then, now = (describe(rw.pruned(rw.sgld(), sparsity, stop=40)) for sparsity in (0.5, 0.6))
+    assert differences(then, now) == ["pruning.sparsity: 0.5 then, 0.6 now"]
+    assert differences(then, describe(rw.sgld())) != []
+    assert differences({"type": "Sampler"}, {"type": "Sampler", "pruning": describe(rw.sgld().pruning)}) == []
+
+
+@pytest.mark.slow
+def test_every_way_of_running_gives_the_same_chains(tmp_path):
+    together = run(rw.sgld())
+    apart = run(rw.sgld(), chain_method="sequential")
+    np.testing.assert_allclose(draws_of(together), draws_of(apart), rtol=1e-12)
+    streamed = run(rw.sgld(), store=tmp_path / "draws.zarr")
+    assert_same_run(together, streamed)
+
+
+def test_zeros_come_with_the_schedule_and_stay():
+    result = run(rw.sgld(), burn_in=0, target=rw.svrg(REGRESSION.target, every=7))
+    zeros = draws_of(result) == 0
+    assert np.all(zeros[:, 1:] >= zeros[:, :-1]), "what is pruned stays pruned"
+    share = np.array([0, *(1 - (1 - np.arange(1, 7) / 6) ** 3)])
+    counts = np.round(0.5 * 6 * share).astype(int)
+    events = np.clip((np.arange(1, 61) - 10) // 6 + 1, 0, 6)
+    np.testing.assert_array_equal(zeros.sum(-1), np.tile(counts[events], (2, 1)))
+    assert not zeros[..., 6:].any(), "biases stay"
+
+
+@pytest.mark.parametrize(
+    ("scope", "sampler"),
+    [
+        ("global", rw.sgld()),
+        pytest.param("layer", rw.sgld(), marks=pytest.mark.slow),
+        pytest.param("layer", rw.hasgld_sa(form="limited", memory=2), marks=pytest.mark.slow),
+        pytest.param("global", rw.hasgld_sa(rank=3), marks=pytest.mark.slow),
+    ],
+    ids=["global", "layer", "layer limited", "global dense"],
+)
+def test_sparsity_of_a_network_is_exact(scope, sampler):
+    """Two layers of different scale, float32, each chain with its own mask."""
+
+    def log_prior(p):
+        return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p))
+
+    def log_likelihood(p, batch):
+        x, y = batch
+        return -0.5 * (y - (jnp.tanh(x @ p["a"] + p["b"][None, :]) @ p["c"])[:, 0]) ** 2
+
+    x = jax.random.normal(jax.random.key(1), (50, 5), jnp.float32)
+    target = rw.Posterior(log_prior, log_likelihood, (x, jnp.sin(x[:, 0])))
+    keys = jax.random.split(jax.random.key(2), 2)
+    position = {
+        "a": 0.1 * jax.random.normal(keys[0], (5, 33), jnp.float32),
+        "b": jnp.zeros(33, jnp.float32),
+        "c": jax.random.normal(keys[1], (33, 1), jnp.float32),
+    }
+    result = rw.sample(
+        jax.random.key(0),
+        rw.pruned(sampler, 0.7, start=4, stop=30, every=3, scope=scope),
+        target,
+        position,
+        steps=40,
+        step_size=1e-3,
+        batch_size=10,
+        chains=2,
+        burn_in=30,
+        progress=False,
+    )
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(result.positions))
+    zeros = {
+        name: (np.asarray(leaf) == 0).reshape(2, 10, -1).sum(-1)
+        for name, leaf in zip(leaf_names(position), jax.tree.leaves(result.positions), strict=True)
+    }
+    assert np.all(zeros["b"] == 0)
+    if scope == "layer":
+        assert np.all(zeros["a"] == round(0.7 * 165))
+        assert np.all(zeros["c"] == round(0.7 * 33))
+    else:
+        assert np.all(zeros["a"] + zeros["c"] == round(0.7 * 198))
+        assert np.all(zeros["c"] < round(0.7 * 33)), "the larger layer keeps more of its weights"
+    kept = [np.asarray(state.mask) for state in result.final_states]
+    assert all(int(mask.sum()) == 231 - sum(count[0, 0] for count in zeros.values()) for mask in kept)
+    assert np.any(kept[0] != kept[1])

@@ -1,0 +1,169 @@
+"""Pruned networks in sparse form: the same predictions, less room, and files that are checked."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ridgewalk as rw
+from ridgewalk.surrogates.adapters import EquinoxNetwork, FunctionNetwork
+from ridgewalk.surrogates.networks import permeability_network, source_network
+from ridgewalk.surrogates.packed import pack
+from ridgewalk.surrogates.sparse_product import sparse_matrix, wins
+
+RNG = np.random.default_rng(0)
+
+
+def prune(parameters, share=0.7, draws=None):
+    """Matrices with that share of zeros, the same in all draws."""
+
+    def one(leaf):
+        kept = RNG.random(leaf.shape) >= share if leaf.ndim > 1 else np.ones(leaf.shape, bool)
+        count = () if draws is None else (draws,)
+        return np.where(kept, RNG.normal(size=(*count, *leaf.shape)), 0).astype(np.float32)
+
+    return jax.tree.map(one, parameters)
+
+
+def small_permeability():
+    network = permeability_network(first_channels=(3, 2), later_channels=(2, 3), hidden=40, coarse=(4, 5))
+    return network.build((8, 10), 30)
+
+
+def vmapped_mlp():
+    """One example at a time, the matrix on the left."""
+
+    def make(shape, size, *, key):
+        return eqx.nn.MLP(shape[0], size, 33, 2, key=key)
+
+    return EquinoxNetwork(make).build((7,), 4)
+
+
+def twice_used():
+    """A matrix that is also used otherwise, and a product inside a loop, stay with JAX."""
+
+    def init(key, shape, size):
+        return {"a": jnp.ones((shape[0], 5)), "b": jnp.ones((5, 5)), "c": jnp.ones((5, size))}
+
+    def apply(p, x):
+        hidden = jax.lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ p["b"]), jax.jit(jnp.tanh)(x @ p["a"]))
+        return hidden @ p["c"] + jnp.sum(p["a"])
+
+    return FunctionNetwork(init, apply).build((6,), 3)
+
+
+MODELS = {
+    "permeability": (small_permeability, (8, 10), 3),
+    "vmapped": (vmapped_mlp, (7,), 3),
+    "twice used": (twice_used, (6,), 1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_predictions_are_those_of_the_model(name):
+    build, shape, products = MODELS[name]
+    model = build()
+    parameters = prune(jax.eval_shape(model.init, jax.random.key(0)))
+    compressed = rw.compress(model, parameters)
+    for examples in (1, 5):
+        x = RNG.normal(size=(examples, *shape)).astype(np.float32)
+        expected = jax.jit(model.apply)(parameters, x)
+        found = compressed.predict(x, sparse=True)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_array_equal(compressed.predict(x, sparse=False), expected)
+        assert len(compressed._stages[x.shape, True].products) == products
+        assert compressed._stages[x.shape, False].products == []
+
+
+def test_every_draw_is_predicted_and_the_mask_is_stored_once(tmp_path):
+    model = source_network(later_channels=(2,), hidden=30, coarse=(3, 3)).build((8, 8), 20)
+    draws = prune(jax.eval_shape(model.init, jax.random.key(0)), draws=4)
+    compressed = rw.compress(model, draws)
+    x = RNG.normal(size=(1, 8, 8)).astype(np.float32)
+    expected = jax.vmap(model.apply, in_axes=(0, None))(draws, x)
+    np.testing.assert_allclose(compressed.predict(x), expected, rtol=1e-4, atol=1e-4)
+    one = rw.compress(model, jax.tree.map(lambda leaf: leaf[0], draws))
+    assert one.predict(x).shape == (1, 20)
+    bits = sum(array.bits.nbytes for array in one.arrays)
+    assert compressed.nbytes == 4 * (one.nbytes - bits) + bits
+    path = tmp_path / "model.safetensors"
+    for saved in (compressed, one, rw.compress(model, jax.tree.map(lambda leaf: leaf[:1], draws))):
+        saved.save(path)
+        loaded = rw.CompressedModel.load(path, model)
+        np.testing.assert_array_equal(loaded.predict(x), saved.predict(x))
+
+
+def test_size_is_the_kept_numbers_and_a_bit_each():
+    draws = np.where(RNG.random((1, 100, 80)) < 0.3, 1.0, 0.0).astype(np.float32)
+    packed = pack("w", draws)
+    assert packed.nbytes == 4 * np.count_nonzero(draws) + 1000
+    assert packed.nbytes < 0.36 * draws.nbytes
+    np.testing.assert_array_equal(packed.dense(0), draws[0])
+    whole = pack("b", np.ones((1, 5), np.float32))
+    assert whole.nbytes == 20
+    np.testing.assert_array_equal(whole.dense(0), np.ones(5))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(50, 9), (70_000, 3), (4, 1)])
+def test_sparse_products(shape, dtype):
+    matrix = np.where(RNG.random(shape) < 0.3, RNG.normal(size=shape), 0).astype(dtype)
+    matrix[:, -1] = 0
+    mask = matrix != 0
+    sparse = sparse_matrix(mask, matrix[mask])
+    assert sparse.inputs.dtype == (np.uint16 if shape[0] <= 2**16 else np.uint32)
+    assert abs(sparse.density - mask.mean()) < 1e-12
+    tolerance = {np.float32: 1e-5, np.float64: 1e-13}[dtype] * np.sqrt(shape[0])
+    for examples in (1, 3, 7, 8, 18):
+        x = RNG.normal(size=(examples, shape[0])).astype(dtype)
+        np.testing.assert_allclose(sparse.product(x), x @ matrix, atol=tolerance)
+
+
+def test_what_wins_depends_on_density_and_examples():
+    assert wins(0.3, 1)
+    assert wins(0.1, 100)
+    assert not wins(0.7, 1)
+    assert not wins(0.3, 100)
+    assert not wins(0.3, 4)
+    model = small_permeability()
+    parameters = prune(jax.eval_shape(model.init, jax.random.key(0)), 0.7)
+    compressed = rw.compress(model, parameters)
+    assert compressed.sparse_layers(1) == ("encode.weight", "hidden.weight", "decode.weight")
+    assert compressed.sparse_layers(100) == ()
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    model, other = vmapped_mlp(), twice_used()
+    path = tmp_path / "model.safetensors"
+    rw.compress(model, prune(jax.eval_shape(model.init, jax.random.key(0)))).save(path)
+    with pytest.raises(ValueError, match="holds other parameters than the model has"):
+        rw.CompressedModel.load(path, other)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="its checksum does not match"):
+        rw.CompressedModel.load(path, model)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="is not a compressed ridgewalk model, or damaged"):
+        rw.CompressedModel.load(path, model)
+
+
+def test_bad_parameters():
+    model = twice_used()
+    good = {"a": np.ones((6, 5)), "b": np.ones((5, 5)), "c": np.ones((5, 3))}
+    rw.compress(model, good)
+    compress = partial(rw.compress, model)
+    with pytest.raises(ValueError, match="structure is not that of model"):
+        compress({"a": np.ones((6, 5))})
+    with pytest.raises(ValueError, match=r"parameters: a has shape \(5, 6\); the model takes \(6, 5\)"):
+        compress(good | {"a": np.ones((5, 6))})
+    with pytest.raises(ValueError, match="some arrays have an axis for draws and others none"):
+        compress(good | {"a": np.ones((2, 6, 5))})
+    with pytest.raises(ValueError, match="parameters: a is int64; convert it"):
+        compress(good | {"a": np.ones((6, 5), int)})
+    with pytest.raises(ValueError, match="x: shape"):
+        rw.compress(model, good).predict(np.zeros((0, 6)))
