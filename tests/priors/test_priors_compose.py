@@ -91,7 +91,7 @@ def everywhere(cases):
     return [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in cases]
 
 
-FAST = [("sgld", "svrg")]
+FAST = [("sgld", "control_variates")]
 
 
 @pytest.mark.parametrize(("name", "kind"), everywhere([(a, b) for a in SAMPLERS for b in ESTIMATORS]))
