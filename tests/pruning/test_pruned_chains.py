@@ -130,6 +130,7 @@ def test_as_printed_is_held_too():
     assert np.isfinite(draws).all()
 
 
+@pytest.mark.slow
 def test_the_check_of_a_pruned_run_counts_kept_weights():
     """Nothing is stuck, nothing too hot: zeros that stay are no fault."""
     result = run(rw.Sampler(rw.Langevin(), rw.fixed(GAUSSIAN.covariance)), GAUSSIAN.target, 0.1, steps=8_000, thin=4)

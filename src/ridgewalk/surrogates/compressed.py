@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.layout import leaf_names
 from ridgewalk.surrogates.model import Model
 from ridgewalk.surrogates.packed import Packed, pack, read, write
-from ridgewalk.surrogates.sparse_product import SparseMatrix, sparse_matrix, wins
+from ridgewalk.surrogates.sparse_product import Pattern, SparseMatrix, pattern, wins
 from ridgewalk.surrogates.stages import Stages, cut
 from ridgewalk.types import PyTree
+
+KEPT_BYTES = 2**29
+"""An array of all draws that takes no more than this with its zeros is kept so once it was needed."""
 
 
 class CompressedModel:
@@ -26,8 +30,8 @@ class CompressedModel:
         self.draws = len(arrays[0].values)
         self.template = jax.eval_shape(model.init, jax.random.key(0))
         self.dtype = np.result_type(*(array.values.dtype for array in arrays))
-        self.masks = {i: array.mask() for i, array in enumerate(arrays) if len(array.shape) == 2}
-        self.densities = {i: float(mask.mean()) for i, mask in self.masks.items()}
+        self.densities = {i: array.density for i, array in enumerate(arrays) if len(array.shape) == 2}
+        self._patterns: dict[tuple[int, int], Pattern] = {}
         self._sparse: dict[tuple[int, int, int], SparseMatrix] = {}
         self._dense: dict[tuple[int, int], jax.Array] = {}
         self._stages: dict[tuple[tuple[int, ...], bool | None], Stages] = {}
@@ -77,16 +81,18 @@ class CompressedModel:
         return self._stages[key]
 
     def _dense_leaf(self, leaf: int, draw: int) -> jax.Array:
-        if (leaf, draw) not in self._dense:
-            self._dense[leaf, draw] = jax.numpy.asarray(self.arrays[leaf].dense(draw))
-        return self._dense[leaf, draw]
+        if (leaf, draw) in self._dense:
+            return self._dense[leaf, draw]
+        array = jnp.asarray(self.arrays[leaf].dense(draw))
+        if self.draws * array.nbytes <= KEPT_BYTES:
+            self._dense[leaf, draw] = array
+        return array
 
     def _sparse_leaf(self, leaf: int, axis: int, draw: int) -> SparseMatrix:
         if (leaf, axis, draw) not in self._sparse:
-            whole = self.arrays[leaf].dense(draw)
-            mask = self.masks[leaf] if not self.arrays[leaf].whole else whole != 0
-            made = sparse_matrix(mask, whole[mask]) if axis == 0 else sparse_matrix(mask.T, whole.T[mask.T])
-            self._sparse[leaf, axis, draw] = made
+            if (leaf, axis) not in self._patterns:
+                self._patterns[leaf, axis] = pattern(self.arrays[leaf].mask(), axis)
+            self._sparse[leaf, axis, draw] = self._patterns[leaf, axis].matrix(self.arrays[leaf].values[draw])
         return self._sparse[leaf, axis, draw]
 
     def save(self, path: str | Path) -> None:

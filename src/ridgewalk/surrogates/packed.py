@@ -35,6 +35,11 @@ class Packed(NamedTuple):
         """Whether the array is kept as it is: with few zeros, bits would take more room than they save."""
         return self.bits.size == 0
 
+    @property
+    def density(self) -> float:
+        """The share of numbers that are stored."""
+        return self.values.shape[1] / max(1, int(np.prod(self.shape)))
+
     def mask(self) -> np.ndarray:
         """Where numbers are not zero in all draws."""
         size = int(np.prod(self.shape))

@@ -62,16 +62,30 @@ class SparseMatrix(NamedTuple):
         return y
 
 
-def sparse_matrix(mask: np.ndarray, values: np.ndarray) -> SparseMatrix:
-    """W from where it is not zero (before, after) and its numbers there, row after row."""
-    before = mask.shape[0]
-    whole = np.zeros(mask.shape, values.dtype)
-    whole[mask] = values
-    columns = mask.T
+class Pattern(NamedTuple):
+    """Where a matrix W (before, after) is not zero: what matrices with zeros in common share."""
+
+    starts: np.ndarray
+    inputs: np.ndarray
+    order: np.ndarray
+    """The place that each number, output after output, has among the numbers as they are stored."""
+    before: int
+
+    def matrix(self, values: np.ndarray) -> SparseMatrix:
+        """W from its numbers as they are stored."""
+        return SparseMatrix(self.starts, self.inputs, values[self.order], self.before)
+
+
+def pattern(mask: np.ndarray, summed: int = 0) -> Pattern:
+    """The pattern of an array of two axes of which `summed` is summed over, its numbers stored row after row."""
+    places = np.zeros(mask.shape, np.uint32)
+    places[mask] = np.arange(np.count_nonzero(mask), dtype=np.uint32)
+    by_output, places = (mask.T, places.T) if summed == 0 else (mask, places)
+    before = by_output.shape[1]
     kind = np.uint16 if before <= 2**16 else np.uint32
-    inputs = np.broadcast_to(np.arange(before, dtype=kind), columns.shape)[columns]
-    starts = np.concatenate([[0], np.cumsum(columns.sum(1))]).astype(np.uint64)
-    return SparseMatrix(starts, inputs, whole.T[columns], before)
+    inputs = np.broadcast_to(np.arange(before, dtype=kind), by_output.shape)[by_output]
+    starts = np.concatenate([[0], np.cumsum(by_output.sum(1))]).astype(np.uint64)
+    return Pattern(starts, inputs, places[by_output], before)
 
 
 @cache
