@@ -1,5 +1,7 @@
 """Ridgewalk: stochastic-gradient MCMC on posteriors that plain Langevin dynamics cannot mix on."""
 
+from typing import TYPE_CHECKING, Any
+
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.likelihood import log_likelihood
 from ridgewalk.diagnostics.mixing import autocorrelation_time, effective_sample_size
@@ -40,6 +42,9 @@ from ridgewalk.run.step_size import StepSize, find_step_size
 from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht, sgrld
 from ridgewalk.target import Density, Posterior
 
+if TYPE_CHECKING:
+    from ridgewalk.surrogates.estimator import SurrogateRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -70,6 +75,7 @@ __all__ = [
     "Sampler",
     "State",
     "StepSize",
+    "SurrogateRegressor",
     "Thermostat",
     "autocorrelation_time",
     "build_kernel",
@@ -101,3 +107,12 @@ __all__ = [
     "stein_discrepancy_of",
     "svrg",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimator loads when it is asked for: scikit-learn is slow to import."""
+    if name == "SurrogateRegressor":
+        from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415
+
+        return SurrogateRegressor
+    raise AttributeError(f"module 'ridgewalk' has no attribute {name!r}")

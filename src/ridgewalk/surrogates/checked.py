@@ -43,8 +43,7 @@ def check_relative(y: Array) -> None:
     bad = np.flatnonzero(np.linalg.norm(y, axis=1) == 0)
     if bad.size:
         raise ValueError(
-            f"y: row {bad[0]} is zero everywhere and has no relative error; leave it out, or use "
-            "likelihood='gaussian'"
+            f"y: row {bad[0]} is zero everywhere and has no relative error; leave it out, or use likelihood='gaussian'"
         )
 
 

@@ -43,7 +43,7 @@ class Fitted(NamedTuple):
     examples: int
 
 
-class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Predictions with error bars from a network whose weights are sampled.
 
     `fit` scales the data, holds some out, brings a network per chain to a mode (optax), samples the posterior of the
@@ -127,7 +127,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.every = every
         self.progress = progress
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803  (scikit-learn's name)
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn from inputs (n, …) and targets (n, …)."""
         parameters = self.get_params(deep=False)
         checked.check_choices(parameters)
@@ -156,7 +156,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.report_ = self._report(spec, found, checks, scaled[held if held.size else learn], len(held))
         return self
 
-    def _checked_data(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:  # noqa: N803
+    def _checked_data(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
         if y is None:
             raise ValueError("y: it is None; SurrogateRegressor requires y to be passed, but the target y is None")
         x: Array = validate_data(
@@ -216,7 +216,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             after=checks.after,
         )
 
-    def _predictive(self, X: ArrayLike) -> Predictive:  # noqa: N803
+    def _predictive(self, X: ArrayLike) -> Predictive:
         """μ and uncorrected σ in scaled units."""
         check_is_fitted(self, "report_")
         x = validate_data(self, X, dtype=np.float64, allow_nd=True, ensure_all_finite=False, reset=False)
@@ -235,8 +235,8 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _shaped(self, values: Array) -> Array:
         return values.reshape(len(values), *self._fitted.output_shape)
 
-    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:  # noqa: N803
-        """The mean of the posterior predictive distribution; with `return_std` also its corrected standard deviation."""
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+        """The posterior predictive mean; with `return_std` also the corrected standard deviation."""
         known = self._predictive(X)
         outputs = self._fitted.outputs
         mean = self._shaped(outputs.mean(known.mean))
@@ -244,14 +244,14 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return mean
         return mean, self._shaped(outputs.spread(self._fitted.correction.spread(known)))
 
-    def predict_interval(self, X: ArrayLike, level: float = 0.9) -> tuple[Array, Array]:  # noqa: N803
+    def predict_interval(self, X: ArrayLike, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper ends of the central interval of a level, after recalibration."""
         known = self._predictive(X)
         outputs = self._fitted.outputs
         middle, half = outputs.mean(known.mean), outputs.spread(self._fitted.correction.half_width(known, level))
         return self._shaped(middle - half), self._shaped(middle + half)
 
-    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:  # noqa: N803
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """R² of the mean, averaged over outputs."""
         targets = np.asarray(y, float)
         predicted = self.predict(X).reshape(len(targets), -1)
@@ -288,6 +288,8 @@ def _split(examples: int, share: float, seed: int) -> tuple[NDArray[np.intp], ND
     """Rows to learn from and rows held out, in their order."""
     held = 0 if examples < FEWEST_TO_HOLD_OUT else round(share * examples)
     if held >= examples - 1:
-        raise ValueError(f"holdout: a share of {share} leaves less than 2 of {examples} examples to learn from; use 0.2")
+        raise ValueError(
+            f"holdout: a share of {share} leaves less than 2 of {examples} examples to learn from; use 0.2"
+        )
     order = np.random.default_rng(seed).permutation(examples)
     return np.sort(order[held:]), np.sort(order[:held])

@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from ridgewalk.diagnostics.mixing import ess, r_hat
 from ridgewalk.files import sole_writer, write_atomically
 from ridgewalk.kernel import Sampler
+from ridgewalk.run.fingerprint import describe
 from ridgewalk.run.plan import Every
 from ridgewalk.run.progress import progress_bar
 from ridgewalk.run.result import Result
@@ -132,7 +133,8 @@ def _optimised(
 
 def _with_plain_prior(spec: Spec, target: Posterior) -> Posterior:
     """For a prior that is no function of the position alone, the optimiser takes the default prior in its place."""
-    if callable(target.log_prior):
+    prior: Any = target.log_prior
+    if callable(prior):
         return target
     return define(spec._replace(prior=1.0)).posterior(*target.data)
 
@@ -142,11 +144,14 @@ def _step_size(sampler: Sampler, target: Posterior, position: PyTree, settings: 
     if not isinstance(settings.step_size, str):
         return float(settings.step_size)
     note = None if settings.checkpoint is None else settings.checkpoint / "step_size.json"
+    about = {"sampler": describe(sampler), "batch_size": settings.batch_size}
     if note is not None and note.exists():
-        return float(json.loads(note.read_text())["step_size"])
+        noted = json.loads(note.read_text())
+        if noted["for"] == about:
+            return float(noted["step_size"])
     found = stable_step_size(sampler, target, position, settings.batch_size)
     if note is not None:
-        write_atomically(note, json.dumps({"step_size": found}).encode())
+        write_atomically(note, json.dumps({"step_size": found, "for": about}).encode())
     return found
 
 
@@ -179,9 +184,7 @@ def _sampled(
     potentials = np.asarray(result.info.potential)[result.alive].mean(0)
     per = target.size * int(target.data[1].shape[1])
     seconds = time.perf_counter() - began
-    return result, Phase(
-        "sampling", settings.steps, seconds, float(potentials[0] / per), float(potentials[-1] / per)
-    )
+    return result, Phase("sampling", settings.steps, seconds, float(potentials[0] / per), float(potentials[-1] / per))
 
 
 def _interrupted(where: str, checkpoint: Path | None) -> KeyboardInterrupt:

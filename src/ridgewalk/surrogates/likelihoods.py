@@ -47,8 +47,8 @@ def gaussian(
 ) -> Likelihood:
     """y_i ~ N(F(x_i), σ²) for each output, with log σ a parameter: log σ ~ N(log noise, noise_width²).
 
-    Weights have the prior N(0, prior_scale²), or what `log_weights` says. With `outputs`, each output has its own σ; with `noise_width = 0`
-    σ is fixed at `noise`, and positions are the network's parameters as they are.
+    Weights have the prior N(0, prior_scale²), or what `log_weights` says. With `outputs`, each output has its own σ;
+    with `noise_width = 0` σ is fixed at `noise`, and positions are the network's parameters as they are.
     """
     _check_positive(prior_scale=prior_scale, noise=noise)
     if not (np.isfinite(noise_width) and noise_width >= 0):

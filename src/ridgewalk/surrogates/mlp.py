@@ -29,7 +29,9 @@ class MultilayerPerceptron(eqx.Module):
         activation: Callable[[jax.Array], jax.Array],
     ) -> None:
         if min((output_size, *hidden)) < 1:
-            raise ValueError(f"hidden: {hidden} and {output_size} outputs hold a layer without units; give positive ones")
+            raise ValueError(
+                f"hidden: {hidden} and {output_size} outputs hold a layer without units; give positive ones"
+            )
         widths = (int(np.prod(input_shape)), *hidden, output_size)
         keys = jax.random.split(key, len(widths) - 1)
         self.layers = tuple(Dense(a, b, key=one) for (a, b), one in zip(pairwise(widths), keys, strict=True))

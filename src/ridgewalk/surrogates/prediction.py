@@ -41,6 +41,10 @@ def _padded(x: np.ndarray) -> list[np.ndarray]:
     return parts
 
 
+Sums = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Draws counted, their mean, squares about it, and the noise's squares."""
+
+
 class Compiled(NamedTuple):
     """The two ways to predict, compiled."""
 
@@ -67,7 +71,7 @@ def _compile(problem: Problem) -> Compiled:
         shape = jax.eval_shape(problem.outputs, first, x)
         nothing = jnp.zeros(shape.shape, shape.dtype)
 
-        def add(seen: tuple[jax.Array, ...], draw: PyTree) -> tuple[tuple[jax.Array, ...], None]:
+        def add(seen: Sums, draw: PyTree) -> tuple[Sums, None]:
             count, mean, squares, noise = seen
             value, count = problem.outputs(draw, x), count + 1
             change = value - mean

@@ -85,9 +85,7 @@ def _define(spec: Spec) -> Problem:
     log_weights = relative_gaussian(model, float(spec.prior)) if is_scale else _nothing
     if spec.likelihood == "gaussian":
         each = spec.outputs if spec.noise == "each" else None
-        known = gaussian(
-            model.apply, noise=FIRST_NOISE, noise_width=NOISE_WIDTH, outputs=each, log_weights=log_weights
-        )
+        known = gaussian(model.apply, noise=FIRST_NOISE, noise_width=NOISE_WIDTH, outputs=each, log_weights=log_weights)
     else:
         temperature = spec.relative_error / spec.outputs
         known = relative_l2(_in_units(model, spec), temperature=temperature, log_weights=log_weights)

@@ -111,12 +111,13 @@ def report_from_json(record: dict[str, Any]) -> FitReport:
         arrays = {name: np.asarray(found[name], float) for name in ("levels", "coverage", "width")}
         return Assessment(**{**found, **arrays})
 
-    phases = tuple(
-        Phase(**{k: v if isinstance(v, str) else number(v) for k, v in phase.items()}) for phase in record["phases"]
-    )
+    def phase(found: dict[str, Any]) -> Phase:
+        losses = number(found["first_loss"]), number(found["last_loss"])
+        return Phase(found["name"], found["steps"], found["seconds"], *losses)
+
     known = {
         **record,
-        "phases": phases,
+        "phases": tuple(map(phase, record["phases"])),
         "health": tuple(record["health"]),
         "before": assessment(record["before"]),
         "after": assessment(record["after"]),
