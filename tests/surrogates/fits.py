@@ -3,10 +3,10 @@
 import numpy as np
 
 import ridgewalk as rw
-from ridgewalk.surrogates.mlp import mlp
+from ridgewalk.surrogates.choices import network_of
 
-NETWORK = mlp(hidden=(8,))
-"""One object, so that all fits of the same sizes share what JAX compiled."""
+NETWORK = network_of("mlp")
+"""The object of that name, so that all fits of the same sizes, also by the command line, share what JAX compiled."""
 
 TINY = {"optimiser_steps": 200, "learning_rate": 0.02, "steps": 24, "burn_in": 8, "draws": 8, "chains": 2}
 """Enough for every phase to happen."""

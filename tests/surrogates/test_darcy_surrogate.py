@@ -1,4 +1,4 @@
-"""A Darcy data set from fields to calibrated fluxes: coverage where it was trained, wider intervals where it was not."""
+"""From Darcy fields to calibrated fluxes: coverage where it was trained, wider intervals where it was not."""
 
 import time
 

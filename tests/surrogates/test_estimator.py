@@ -150,7 +150,7 @@ def test_files_that_were_changed_are_refused(fitted, tmp_path):
 
     refused("pass it again", network=None)
     refused(r"the network has network.layers.0.weight \[3, 9\]", network=mlp(hidden=(9,)))
-    refused(r"network.layers.1.weight \[8, 8\]", network=mlp(hidden=(8, 8)))
+    refused(r"network.layers.1.weight \[64, 2\]", network=mlp(hidden=(64,)))
     flipped = bytearray(arrays)
     flipped[-3] ^= 1
     for content in (bytes(flipped), arrays[:-10], b""):
@@ -240,7 +240,7 @@ def test_a_fit_that_stops_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
         patch.setattr(optimise, "_advance", dying)
         with pytest.raises(Killed):
             tiny(**settings).fit(x, y)
-    with pytest.raises(ValueError, match="learning_rate|begun with other settings"):
+    with pytest.raises(ValueError, match="begun with other settings"):
         tiny(**settings, learning_rate=0.1).fit(x, y)
     with monkeypatch.context() as patch:
         patch.setattr(fitting, "sample", lambda *a, **o: (_ for _ in ()).throw(Killed))

@@ -29,7 +29,7 @@ EXPECTED_TO_FAIL: dict[str, str] = {}
 
 
 def estimator():
-    """As small as passes check_regressors_train, which asks for R² > 0.5; float64, because rows are compared to 1e-7."""
+    """As small as passes check_regressors_train (R² > 0.5), in float64: predictions are compared to 1e-7."""
     return rw.SurrogateRegressor(
         sampler="sgld",
         step_size=1e-10,
@@ -52,7 +52,7 @@ def parameters():
         yield pytest.param(check, id=name, marks=marks)
 
 
-@pytest.mark.parametrize("check", parameters())
+@pytest.mark.parametrize("check", list(parameters()))
 def test_check(check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=DeprecationWarning)

@@ -1,5 +1,6 @@
 """Arrays by name from .npz, .zarr and netCDF files, with errors that say what is there."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -47,21 +48,20 @@ def _missing(path: Path, name: str, there: list[str]) -> ValueError:
 
 
 def _from_npz(path: Path, names: list[str]) -> list[np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            there = list(file.files)
-            for name in names:
-                if name not in there:
-                    raise _missing(path, name, there)
-            return [_whole(path, name, file) for name in names]
-    except (OSError, EOFError) as error:
-        raise ValueError(f"data = {path}: it cannot be read as .npz ({error})") from error
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"data = {path}: it cannot be read as .npz, because it is no zip file; write it with np.savez")
+    with np.load(path, allow_pickle=False) as file:
+        there = list(file.files)
+        for name in names:
+            if name not in there:
+                raise _missing(path, name, there)
+        return [_whole(path, name, file) for name in names]
 
 
 def _whole(path: Path, name: str, file: np.lib.npyio.NpzFile) -> np.ndarray:
     try:
         return np.asarray(file[name])
-    except ValueError as error:
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(
             f"{name}: {path} holds Python objects or is damaged ({error}); save plain arrays of numbers"
         ) from error

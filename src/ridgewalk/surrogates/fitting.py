@@ -123,7 +123,7 @@ def _optimised(
             raise _interrupted(f"start {chain + 1} of {chains} was being optimised", settings.checkpoint)
         ends.append(done.position)
         losses.append(done.losses)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ends)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *ends)
     mean = np.mean(losses, axis=0) if losses else np.full(1, np.nan)
     few = max(len(mean) // 20, 1)
     seconds = time.perf_counter() - began

@@ -65,7 +65,8 @@ class Optimised(NamedTuple):
     finished: bool
 
 
-def begin(position: PyTree, schedule: Schedule) -> Progressed:
+@partial(jax.jit, static_argnames="schedule")
+def begin(position: PyTree, *, schedule: Schedule) -> Progressed:
     """Before the first step."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
     return Progressed(position, schedule.optimiser().init(position), jnp.zeros(schedule.steps, dtype))
@@ -100,7 +101,7 @@ def optimise(
     request: Request,
 ) -> Optimised:
     """All steps, or those until a signal arrives; resumed from the newest checkpoint where there is one."""
-    at, done = _resumed(begin(position, schedule), schedule, keeping)
+    at, done = _resumed(begin(position, schedule=schedule), keeping)
     between = parse_every(keeping.every)
     pace, saved_at, saved = Pace(), time.monotonic(), done
     while done < schedule.steps and not request.signal:
@@ -108,7 +109,7 @@ def optimise(
         if between[0] is not None:
             stop = min(stop, (done // between[0] + 1) * between[0])
         at = _advance(target, key, at, jnp.asarray(done), jnp.asarray(stop), schedule=schedule)
-        newest = np.asarray(at.losses[stop - 1])[None]
+        newest = np.asarray(at.losses)[stop - 1 : stop]
         pace.made(stop - done)
         done = stop
         report(done, newest, np.isfinite(newest))
@@ -123,7 +124,7 @@ def optimise(
             saved_at, saved = time.monotonic(), done
     if done > saved:
         _save(at, done, keeping)
-    return Optimised(at.position, np.asarray(at.losses[:done], float), done == schedule.steps)
+    return Optimised(at.position, np.asarray(at.losses, float)[:done], done == schedule.steps)
 
 
 def _save(at: Progressed, done: int, keeping: Keeping) -> None:
@@ -133,7 +134,7 @@ def _save(at: Progressed, done: int, keeping: Keeping) -> None:
     checkpoint.write(keeping.folder, Checkpoint(done, arrays, describe(keeping.settings)))
 
 
-def _resumed(fresh: Progressed, schedule: Schedule, keeping: Keeping) -> tuple[Progressed, int]:
+def _resumed(fresh: Progressed, keeping: Keeping) -> tuple[Progressed, int]:
     if keeping.folder is None:
         return fresh, 0
     keeping.folder.mkdir(parents=True, exist_ok=True)
