@@ -1,5 +1,7 @@
 """Ridgewalk: stochastic-gradient MCMC on posteriors that plain Langevin dynamics cannot mix on."""
 
+from typing import TYPE_CHECKING, Any
+
 from ridgewalk.adaptation import PowerDecay
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.likelihood import log_likelihood
@@ -46,6 +48,9 @@ from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sg
 from ridgewalk.surrogates.compressed import CompressedModel, compress
 from ridgewalk.target import Density, Posterior
 
+if TYPE_CHECKING:
+    from ridgewalk.surrogates.estimator import SurrogateRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -79,6 +84,7 @@ __all__ = [
     "Sampler",
     "State",
     "StepSize",
+    "SurrogateRegressor",
     "Thermostat",
     "autocorrelation_time",
     "build_kernel",
@@ -118,3 +124,12 @@ __all__ = [
     "student_t_prior",
     "svrg",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimator loads when it is asked for: scikit-learn is slow to import."""
+    if name == "SurrogateRegressor":
+        from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415
+
+        return SurrogateRegressor
+    raise AttributeError(f"module 'ridgewalk' has no attribute {name!r}")

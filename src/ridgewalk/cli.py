@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from ridgewalk.darcy.commands import app as darcy_app
+from ridgewalk.surrogates.commands import register
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Bayesian deep learning that mixes.")
 app.add_typer(darcy_app, name="darcy")
+register(app)
 
 
 @app.callback()

@@ -19,28 +19,29 @@ target, are those of the Gaussian scheme; fourth moments differ by O(ε). It cos
 def draw(key: Key, kind: Noise, size: int, dtype: jnp.dtype) -> Vector:
     """`size` independent numbers of mean 0 and variance 1."""
     if kind == "gaussian":
-        return _normals(key, size, dtype)
+        if dtype == jnp.float32 and _is_threefry(key):
+            return _single_precision(key, size)
+        return jax.random.normal(key, (size,), dtype)
     words = jax.random.bits(key, (-(-size // 32),), "uint32")
     shifts = jnp.arange(32, dtype=jnp.uint32)
     bits = (words[:, None] >> shifts[None, :]) & 1
     return jnp.where(bits.reshape(-1)[:size] == 1, 1.0, -1.0).astype(dtype)
 
 
-def _normals(key: Key, size: int, dtype: jnp.dtype) -> Vector:
-    """As `jax.random.normal`: Φ⁻¹ of uniform numbers.
+def _is_threefry(key: Key) -> bool:
+    return jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and jax.random.key_impl(key) == "threefry2x32"
 
-    For 32 bits JAX takes half of what each call of its generator gives; both halves cost half the time, and noise is a
-    large part of a step with millions of parameters.
+
+def _single_precision(key: Key, size: int) -> Vector:
+    """√2 erf⁻¹(u), u one of the 2²³ odd multiples of 2⁻²³ in (−1, 1): symmetric, and up to 5.3 in size.
+
+    The numbers of `jax.random.normal` but for their order and that shift, at a third of its cost on CPU: both words of
+    each threefry hash are used, where `jax.random.bits` (so that shards agree) makes one word of them.
     """
-    if dtype != jnp.float32 or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return jax.random.normal(key, (size,), dtype)
-    if str(jax.random.key_impl(key)) != "threefry2x32":
-        return jax.random.normal(key, (size,), dtype)
-    words = threefry_2x32(jax.random.key_data(key), jnp.arange(size, dtype=jnp.uint32))
-    one = jnp.uint32(0x3F80_0000)
-    unit = jax.lax.bitcast_convert_type((words >> 9) | one, jnp.float32) - 1  # 23 random bits, in [0, 1)
-    lowest = np.nextafter(np.float32(-1), np.float32(0))
-    return np.float32(np.sqrt(2)) * jax.lax.erf_inv(jnp.maximum(lowest, 2 * unit + lowest))
+    words = threefry_2x32(jax.random.key_data(key), jax.lax.iota(jnp.uint32, size))
+    odd = 2 * (words >> 9).astype(jnp.int32) + (1 - 2**23)  # whole numbers: XLA would round 3 − 2⁻²³ to 3
+    u = odd.astype(jnp.float32) * jnp.float32(2.0**-23)
+    return jnp.float32(np.sqrt(2)) * jax.lax.erf_inv(u)
 
 
 def check_noise(noise: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -12,8 +12,16 @@ from ridgewalk.surrogates.model import Model, Shape, check_model
 from ridgewalk.types import Key, PyTree
 
 
+class Constant:
+    """What never changes is its own copy: estimators that scikit-learn clones share what JAX compiled."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself."""
+        return self
+
+
 @dataclass(frozen=True)
-class EquinoxNetwork:
+class EquinoxNetwork(Constant):
     """`make(input_shape, output_size, key=key)` is an equinox module; its float arrays are the parameters.
 
     As usual in equinox the module sees one example at a time, unless `batched`.
@@ -47,7 +55,7 @@ class EquinoxNetwork:
 
 
 @dataclass(frozen=True)
-class LinenNetwork:
+class LinenNetwork(Constant):
     """`make(output_size)` is a `flax.linen` module that takes a batch; its collection "params" is sampled."""
 
     make: Callable[[int], Any]
@@ -68,7 +76,7 @@ class LinenNetwork:
 
 
 @dataclass(frozen=True)
-class NnxNetwork:
+class NnxNetwork(Constant):
     """`make(input_shape, output_size, rngs)` is a `flax.nnx` module that takes a batch; its `Param`s are sampled."""
 
     make: Callable[..., Any]
@@ -98,7 +106,7 @@ class NnxNetwork:
 
 
 @dataclass(frozen=True)
-class FunctionNetwork:
+class FunctionNetwork(Constant):
     """Plain functions: `init(key, input_shape, output_size)` for parameters, `apply(parameters, x)` for outputs."""
 
     init: Callable[[Key, Shape, int], PyTree]

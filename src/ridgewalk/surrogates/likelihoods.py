@@ -8,6 +8,7 @@ Data are pairs of inputs (example, …) and targets (example, output).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,8 @@ from ridgewalk.types import PyTree, Scalar
 
 Apply = Callable[[PyTree, jax.Array], jax.Array]
 Batch = tuple[jax.Array, jax.Array]
+LogWeights = Callable[[PyTree], Scalar]
+"""A log prior of a network's parameters."""
 
 
 class Likelihood(NamedTuple):
@@ -40,11 +43,12 @@ def gaussian(
     noise: float = 0.1,
     noise_width: float = 1.0,
     outputs: int | None = None,
+    log_weights: LogWeights | None = None,
 ) -> Likelihood:
     """y_i ~ N(F(x_i), σ²) for each output, with log σ a parameter: log σ ~ N(log noise, noise_width²).
 
-    Weights have the prior N(0, prior_scale²). With `outputs`, each output has its own σ; with `noise_width = 0`
-    σ is fixed at `noise`, and positions are the network's parameters as they are.
+    Weights have the prior N(0, prior_scale²), or what `log_weights` says. With `outputs`, each output has its own σ;
+    with `noise_width = 0` σ is fixed at `noise`, and positions are the network's parameters as they are.
     """
     _check_positive(prior_scale=prior_scale, noise=noise)
     if not (np.isfinite(noise_width) and noise_width >= 0):
@@ -54,6 +58,7 @@ def gaussian(
     if outputs is not None and outputs < 1:
         raise ValueError(f"outputs: {outputs}; give the number of outputs, or None for one σ")
     learnt = noise_width > 0
+    weights_prior = log_weights or partial(_log_weights, scale=prior_scale)
     centre = float(np.log(noise))
     shape = () if outputs is None else (outputs,)
 
@@ -70,7 +75,7 @@ def gaussian(
         return position["log_noise"] if learnt else jnp.full(shape, centre)
 
     def log_prior(position: PyTree) -> Scalar:
-        value = _log_weights(network(position), prior_scale)
+        value = weights_prior(network(position))
         return value - 0.5 * jnp.sum(((log_noise(position) - centre) / noise_width) ** 2) if learnt else value
 
     def log_likelihood(position: PyTree, batch: Batch) -> jax.Array:
@@ -89,7 +94,9 @@ def gaussian(
     )
 
 
-def relative_l2(apply: Apply, *, temperature: float, prior_scale: float = 1.0) -> Likelihood:
+def relative_l2(
+    apply: Apply, *, temperature: float, prior_scale: float = 1.0, log_weights: LogWeights | None = None
+) -> Likelihood:
     """The paper's loss as a tempered likelihood: log p(y_i | θ) = −(‖F(x_i) − y_i‖₂ / ‖y_i‖₂) / temperature.
 
     This is no density of y that sums to one, so it says nothing of observation noise (`noise` gives 0), and the width
@@ -107,7 +114,7 @@ def relative_l2(apply: Apply, *, temperature: float, prior_scale: float = 1.0) -
 
     return Likelihood(
         lambda parameters: parameters,
-        lambda parameters: _log_weights(parameters, prior_scale),
+        log_weights or partial(_log_weights, scale=prior_scale),
         log_likelihood,
         apply,
         lambda parameters: jnp.zeros(()),

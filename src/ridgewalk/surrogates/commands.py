@@ -1,0 +1,208 @@
+"""`ridgewalk fit`, `predict` and `evaluate`: surrogates of the user's own arrays."""
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ridgewalk.surrogates.estimator import SurrogateRegressor
+
+
+class NetworkName(StrEnum):
+    """Networks of the library."""
+
+    mlp = "mlp"
+    permeability = "permeability"
+    source = "source"
+
+
+class SamplerName(StrEnum):
+    """Recipes of the library."""
+
+    hamcmc = "hamcmc"
+    hasgld_sa = "hasgld_sa"
+    psgld = "psgld"
+    sghmc = "sghmc"
+    sgld = "sgld"
+    sgnht = "sgnht"
+
+
+class LikelihoodOption(StrEnum):
+    """Likelihoods."""
+
+    gaussian = "gaussian"
+    relative_l2 = "relative_l2"
+
+
+class RecalibrationOption(StrEnum):
+    """Corrections of the spread."""
+
+    conformal = "conformal"
+    temperature = "temperature"
+    none = "none"
+
+
+class ScalingOption(StrEnum):
+    """Units of the outputs."""
+
+    each = "each"
+    together = "together"
+
+
+Data = Annotated[Path, typer.Option(help="Arrays: .npz, .zarr or .nc.")]
+Inputs = Annotated[str, typer.Option(help="Name of the inputs, (example, …).")]
+Targets = Annotated[str, typer.Option(help="Name of the targets, (example, …).")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
+Model = Annotated[Path, typer.Argument(help="A folder written by `ridgewalk fit`.")]
+
+
+def fit(
+    *,
+    data: Data,
+    inputs: Inputs = "X",
+    targets: Targets = "Y",
+    out: Annotated[Path, typer.Option(help="The folder of the model.")],
+    network: Annotated[NetworkName, typer.Option(help="mlp for vectors, the others for fields.")] = NetworkName.mlp,
+    sampler: Annotated[SamplerName, typer.Option(help="The sampler.")] = SamplerName.hasgld_sa,
+    likelihood: Annotated[LikelihoodOption, typer.Option(help="The likelihood.")] = LikelihoodOption.gaussian,
+    prior: Annotated[float, typer.Option(help="Spread of a weight, in units of its layer's at the start.")] = 1.0,
+    optimiser_steps: Annotated[int, typer.Option(help="Steps of Adam before sampling.")] = 1500,
+    learning_rate: Annotated[float, typer.Option(help="Largest rate of Adam.")] = 2e-3,
+    steps: Annotated[int, typer.Option(help="Sampling steps, burn-in included.")] = 600,
+    burn_in: Annotated[int, typer.Option(help="First sampling steps, not kept.")] = 200,
+    draws: Annotated[int, typer.Option(help="Draws of the weights to keep.")] = 40,
+    chains: Annotated[int | None, typer.Option(help="Chains; 4, or 2 from a million weights on.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples of a step.")] = 32,
+    step_size: Annotated[float | None, typer.Option(help="Step size of the sampler; found if left out.")] = None,
+    holdout: Annotated[float, typer.Option(help="Share of the examples for recalibration.")] = 0.2,
+    recalibration: Annotated[RecalibrationOption, typer.Option(help="How spreads are corrected.")] = (
+        RecalibrationOption.conformal
+    ),
+    output_scaling: Annotated[ScalingOption, typer.Option(help="Units of the outputs.")] = ScalingOption.each,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same model.")] = 0,
+    every: Annotated[str, typer.Option(help="Steps (500) or time ('2 min') between checkpoints.")] = "2 min",
+    overwrite: Overwrite = False,
+) -> None:
+    """Fit a Bayesian surrogate; interrupted or killed, the same command goes on where it stopped."""
+    from ridgewalk.files import refuse_existing  # noqa: PLC0415
+    from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
+
+    with _errors_in_plain_words():
+        refuse_existing(out, overwrite)
+        x, y = read_examples(data, [inputs, targets])
+        from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
+
+        growing = out.with_name(out.name + ".partial")
+        model = SurrogateRegressor(
+            network.value,
+            sampler.value,
+            likelihood=likelihood.value,
+            prior=prior,
+            optimiser_steps=optimiser_steps,
+            learning_rate=learning_rate,
+            steps=steps,
+            burn_in=burn_in,
+            draws=draws,
+            chains=chains,
+            batch_size=batch_size,
+            step_size="auto" if step_size is None else step_size,
+            holdout=holdout,
+            recalibration=recalibration.value,
+            output_scaling=output_scaling.value,
+            random_state=seed,
+            checkpoint=growing,
+            every=int(every) if every.isdigit() else every,
+            progress=True,
+        )
+        model.fit(x if x.ndim > 1 else x[:, None], y)
+        model.save(out, overwrite=overwrite)
+        shutil.rmtree(growing)
+        typer.echo(str(model.report_))
+        typer.echo(f"wrote {out}")
+
+
+def predict(
+    model: Model,
+    *,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="The .npz file to write: mean, std, lower, upper.")],
+    inputs: Inputs = "X",
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
+    overwrite: Overwrite = False,
+) -> None:
+    """Predict with a fitted model: means, standard deviations and intervals."""
+    from ridgewalk.files import refuse_existing, write_atomically  # noqa: PLC0415
+    from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
+
+    with _errors_in_plain_words():
+        if out.suffix != ".npz":
+            raise ValueError(f"out = {out}: predictions are written as .npz; give a name that ends so")
+        refuse_existing(out, overwrite)
+        (x,) = read_examples(data, [inputs])
+        import numpy as np  # noqa: PLC0415
+
+        known = _load(model)
+        x = x if x.ndim > 1 else x[:, None]
+        mean, std = known.predict(x, return_std=True)
+        lower, upper = known.predict_interval(x, level)
+        content = io.BytesIO()
+        np.savez(content, mean=mean, std=std, lower=lower, upper=upper, level=level)
+        write_atomically(out, content.getvalue())
+        typer.echo(f"wrote {len(mean)} predictions to {out}")
+
+
+def evaluate(
+    model: Model,
+    *,
+    data: Data,
+    inputs: Inputs = "X",
+    targets: Targets = "Y",
+    level: Annotated[list[float] | None, typer.Option(help="Levels of the intervals; 0.5, 0.8, 0.9, 0.95.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+) -> None:
+    """Compare a fitted model with targets: errors, scores, coverage and width of intervals."""
+    from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
+
+    with _errors_in_plain_words():
+        x, y = read_examples(data, [inputs, targets])
+        from ridgewalk.surrogates import evaluation  # noqa: PLC0415
+
+        found = evaluation.evaluate(_load(model), x if x.ndim > 1 else x[:, None], y, level or evaluation.LEVELS)
+        if as_json:
+            typer.echo(json.dumps(found.to_json(), indent=1))
+            return
+        from rich.console import Console  # noqa: PLC0415
+
+        Console(width=None if Console().is_terminal else 100).print(found.table())
+
+
+def _load(path: Path) -> "SurrogateRegressor":
+    from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415
+
+    return SurrogateRegressor.load(path)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    commands: tuple[Any, ...] = (fit, predict, evaluate)
+    for command in commands:
+        app.command()(command)
+
+
+@contextmanager
+def _errors_in_plain_words() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError) as error:  # a run whose chains all diverged is a RuntimeError
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as stop:
+        typer.echo(f"{stop or 'interrupted'}", err=True)
+        raise typer.Exit(130) from stop

@@ -1,0 +1,52 @@
+"""A plain network for vectors: dense layers with a smooth activation between them."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from ridgewalk.surrogates.adapters import EquinoxNetwork
+from ridgewalk.surrogates.layers import Dense
+from ridgewalk.types import Key
+
+
+class MultilayerPerceptron(eqx.Module):
+    """From inputs (example, …), laid out in a row, to outputs (example, output)."""
+
+    layers: tuple[Dense, ...]
+    activation: Callable[[jax.Array], jax.Array] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        output_size: int,
+        *,
+        key: Key,
+        hidden: tuple[int, ...],
+        activation: Callable[[jax.Array], jax.Array],
+    ) -> None:
+        if min((output_size, *hidden)) < 1:
+            raise ValueError(
+                f"hidden: {hidden} and {output_size} outputs hold a layer without units; give positive ones"
+            )
+        widths = (int(np.prod(input_shape)), *hidden, output_size)
+        keys = jax.random.split(key, len(widths) - 1)
+        self.layers = tuple(Dense(a, b, key=one) for (a, b), one in zip(pairwise(widths), keys, strict=True))
+        self.activation = activation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(example, …) to (example, output)."""
+        x = x.reshape(x.shape[0], -1)
+        for layer in self.layers[:-1]:
+            x = self.activation(layer(x))
+        return self.layers[-1](x)
+
+
+def mlp(
+    *, hidden: tuple[int, ...] = (64, 64), activation: Callable[[jax.Array], jax.Array] = jax.nn.silu
+) -> EquinoxNetwork:
+    """Dense layers of the sizes given; inputs of any shape."""
+    return EquinoxNetwork(partial(MultilayerPerceptron, hidden=hidden, activation=activation), batched=True)

@@ -1,0 +1,218 @@
+"""A fitted model on disk: a folder with arrays (safetensors), what they mean (JSON), and the report of the fit.
+
+Nothing in it can run code. The JSON holds a SHA-256 of the arrays and one of itself; a model with a bit changed, cut
+short, for another network or from a later version of the library is refused. `report.json` holds wall times and is
+for reading only: the other two files are the same, bit for bit, for the same fit.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from ridgewalk.files import force_to_disk, write_atomically
+from ridgewalk.layout import leaf_names
+from ridgewalk.run.fingerprint import describe
+from ridgewalk.surrogates.choices import NETWORKS
+from ridgewalk.surrogates.correction import Correction
+from ridgewalk.surrogates.estimator import Fitted, SurrogateRegressor
+from ridgewalk.surrogates.model import Network
+from ridgewalk.surrogates.problem import define
+from ridgewalk.surrogates.report import report_from_json
+from ridgewalk.surrogates.scaling import InputScaling, OutputScales
+
+FORMAT = "ridgewalk-surrogate"
+FORMAT_VERSION = 1
+ARRAYS, ABOUT, REPORT = "model.safetensors", "model.json", "report.json"
+NOT_SAVED = "not saved: "
+"""How a setting begins that was an object: it comes back as its description."""
+
+UNSAVED = {"checkpoint", "every", "progress"}
+"""Settings of the process, not of the model."""
+
+
+class ModelError(ValueError):
+    """A saved model that cannot be used, and why."""
+
+
+def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
+    """Write beside the final name, force to the disk, then rename."""
+    if path.exists():
+        if not overwrite:
+            raise ValueError(f"path: {path} exists; choose another name, or pass overwrite=True")
+        if not is_model(path):
+            raise ValueError(f"path: {path} is no saved model, so it is never overwritten; move it away")
+    fitted = model._fitted
+    arrays = {f"draws.{i:04d}": np.ascontiguousarray(leaf) for i, leaf in enumerate(fitted.draws)}
+    arrays |= {
+        "inputs.centre": fitted.inputs.centre,
+        "inputs.scale": fitted.inputs.scale,
+        "outputs.centre": fitted.outputs.centre,
+        "outputs.scale": fitted.outputs.scale,
+        "correction.scores": fitted.correction.scores,
+    }
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    about = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "ridgewalk_version": version("ridgewalk"),
+        "settings": _settings(model),
+        "network_named": isinstance(model.network, str),
+        "features": int(model.n_features_in_),
+        "feature_names": [str(name) for name in getattr(model, "feature_names_in_", ())],
+        "input_shape": list(fitted.input_shape),
+        "output_shape": list(fitted.output_shape),
+        "examples": fitted.examples,
+        "correction": {"kind": fitted.correction.kind, "scale": fitted.correction.scale},
+        "leaves": _leaves(model, fitted),
+        "draws": len(fitted.draws[0]),
+        "arrays_sha256": hashlib.sha256(content).hexdigest(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    write_atomically(fresh / ARRAYS, content)
+    write_atomically(fresh / ABOUT, _json({**about, "sha256": _digest(about)}))
+    write_atomically(fresh / REPORT, _json(model.report_.to_json()))
+    force_to_disk([fresh])
+    _put_in_place(fresh, path)
+
+
+def _put_in_place(fresh: Path, path: Path) -> None:
+    """Rename the new folder; one that it replaces is removed only afterwards."""
+    former = path.with_name(f".{path.name}.{os.getpid()}.former")
+    if path.exists():
+        os.rename(path, former)
+    os.rename(fresh, path)
+    force_to_disk([path.parent])
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def is_model(path: Path) -> bool:
+    """Whether a folder is a saved model, of whatever version and state."""
+    return (path / ABOUT).is_file() and (path / ARRAYS).is_file()
+
+
+def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | None) -> SurrogateRegressor:
+    """Read a model, if every bit of it is as it was written and it fits the network."""
+    about, content = _read(path)
+    settings = dict(about["settings"])
+    if about["network_named"]:
+        if network is not None:
+            raise ModelError(f"network: the model in {path} uses {settings['network']!r}; leave the argument out")
+        if settings["network"] not in NETWORKS:
+            raise ModelError(f"{path}: its network {settings['network']!r} is unknown to this version of ridgewalk")
+    elif network is None:
+        raise ModelError(f"network: the model in {path} was fitted with a network of your own; pass it again")
+    model = kind(**{**settings, **({} if network is None else {"network": network})})
+    try:
+        arrays = load(content)
+        fitted = Fitted(
+            draws=[arrays[f"draws.{i:04d}"] for i in range(len(about["leaves"]))],
+            inputs=InputScaling(arrays["inputs.centre"], arrays["inputs.scale"]),
+            outputs=OutputScales(arrays["outputs.centre"], arrays["outputs.scale"]),
+            correction=Correction(**about["correction"], scores=arrays["correction.scores"]),
+            input_shape=tuple(about["input_shape"]),
+            output_shape=tuple(about["output_shape"]),
+            examples=about["examples"],
+        )
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: it is damaged ({error!r})") from error
+    _check_leaves(model, fitted, about, path)
+    model._fitted = fitted
+    model.n_features_in_ = about["features"]
+    if about["feature_names"]:
+        model.feature_names_in_ = np.array(about["feature_names"], dtype=object)
+    model.report_ = _report(path)
+    return model
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    if not path.exists():
+        raise ModelError(f"path: {path} does not exist; give a folder written by save, or by ridgewalk fit")
+    try:
+        about = json.loads((path / ABOUT).read_text())
+        claimed = about.pop("sha256")
+        found, number = about["format"], int(about["format_version"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: it is not a saved model, or {ABOUT} is damaged ({error})") from error
+    if found != FORMAT:
+        raise ModelError(f"{path}: its format is {found!r}, not {FORMAT!r}")
+    if number > FORMAT_VERSION:
+        raise ModelError(
+            f"{path}: it has format version {number}, this ridgewalk reads up to {FORMAT_VERSION}; upgrade ridgewalk"
+        )
+    if _digest(about) != claimed:
+        raise ModelError(f"{path}: the checksum of {ABOUT} does not match, so it was changed or is damaged")
+    try:
+        content = (path / ARRAYS).read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: {ARRAYS} cannot be read ({error.strerror})") from error
+    if hashlib.sha256(content).hexdigest() != about["arrays_sha256"]:
+        raise ModelError(f"{path}: the checksum of {ARRAYS} does not match, so it was changed or is damaged")
+    return about, content
+
+
+def _settings(model: SurrogateRegressor) -> dict[str, Any]:
+    """Settings as plain values; an object is described."""
+    settings = model.get_params(deep=False)
+    return {name: _plain(value) for name, value in settings.items() if name not in UNSAVED}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return NOT_SAVED + json.dumps(describe(value), sort_keys=True)
+
+
+def _leaves(model: SurrogateRegressor, fitted: Fitted) -> list[dict[str, Any]]:
+    """Name, shape and dtype of every array that a position has, in order."""
+    like = jax.eval_shape(define(model._spec(fitted)).start, jax.random.key(0))
+    names = leaf_names(like)
+    return [
+        {"name": name, "shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+        for name, leaf in zip(names, jax.tree.leaves(like), strict=True)
+    ]
+
+
+def _check_leaves(model: SurrogateRegressor, fitted: Fitted, about: dict[str, Any], path: Path) -> None:
+    stored = [[about["draws"], *leaf["shape"]] for leaf in about["leaves"]]
+    if [list(array.shape) for array in fitted.draws] != stored:
+        raise ModelError(f"{path}: its arrays have other shapes than {ABOUT} says")
+    if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        raise ModelError(f"{path}: it is in float64; call jax.config.update('jax_enable_x64', True) before loading it")
+    wanted = _leaves(model, fitted)
+    for mine, theirs in zip(wanted, about["leaves"], strict=False):
+        if mine != theirs:
+            raise ModelError(
+                f"network: it does not fit the model in {path}: the network has {mine['name']} {mine['shape']} "
+                f"{mine['dtype']}, the model {theirs['name']} {theirs['shape']} {theirs['dtype']}"
+            )
+    if len(wanted) != len(about["leaves"]):
+        raise ModelError(f"network: it has {len(wanted)} arrays, the model in {path} {len(about['leaves'])}")
+
+
+def _report(path: Path) -> Any:
+    try:
+        return report_from_json(json.loads((path / REPORT).read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: {REPORT} is missing or damaged ({error})") from error
+
+
+def _digest(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

@@ -1,0 +1,59 @@
+"""scikit-learn's own checks of an estimator: a few always, all of them in the slow suite."""
+
+import warnings
+
+import pytest
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+import ridgewalk as rw
+
+ALWAYS = {
+    "check_do_not_raise_errors_in_init_or_set_param",
+    "check_estimator_cloneable",
+    "check_estimator_repr",
+    "check_estimator_sparse_tag",
+    "check_estimator_tags_renamed",
+    "check_estimators_unfitted",
+    "check_fit1d",
+    "check_get_params_invariance",
+    "check_mixin_order",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_regressor_multioutput",
+    "check_set_params",
+    "check_valid_tag_types",
+}
+
+EXPECTED_TO_FAIL: dict[str, str] = {}
+"""Checks that do not apply, with the reason."""
+
+
+def estimator():
+    """As small as passes check_regressors_train (R² > 0.5), in float64: predictions are compared to 1e-7."""
+    return rw.SurrogateRegressor(
+        sampler="sgld",
+        step_size=1e-10,
+        dtype="float64",
+        chains=1,
+        optimiser_steps=200,
+        learning_rate=0.01,
+        steps=6,
+        burn_in=2,
+        draws=4,
+    )
+
+
+def parameters():
+    for _, check in estimator_checks_generator(estimator(), legacy=True):
+        name = check.func.__name__ if hasattr(check, "func") else check.__name__
+        marks = [] if name in ALWAYS else [pytest.mark.slow]
+        if name in EXPECTED_TO_FAIL:
+            marks.append(pytest.mark.xfail(reason=EXPECTED_TO_FAIL[name]))
+        yield pytest.param(check, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("check", list(parameters()))
+def test_check(check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=DeprecationWarning)
+        check(estimator())

@@ -1,0 +1,57 @@
+"""The single-precision generator: its law to the fourth digit, its tails, and independence of keys and neighbours."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from ridgewalk.noise import draw
+
+SIZE = 10_000_000
+FLOAT32 = jnp.dtype("float32")
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return np.asarray(jax.jit(lambda key: draw(key, "gaussian", SIZE, FLOAT32))(jax.random.key(7)))
+
+
+def test_the_law_of_ten_million(numbers):
+    """Kolmogorov–Smirnov at the 1 % level, and the first six moments within four standard errors."""
+    assert numbers.dtype == np.float32
+    assert np.all(np.isfinite(numbers))
+    ordered = ndtr(np.sort(numbers).astype(float))
+    ranks = np.arange(1, SIZE + 1) / SIZE
+    distance = max(np.max(ranks - ordered), np.max(ordered - ranks + 1 / SIZE))
+    assert distance < 1.63 / np.sqrt(SIZE)
+    z = numbers.astype(float)
+    for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10_170)):
+        assert abs(np.mean(z**power) - mean) < 4 * np.sqrt(variance / SIZE), power
+
+
+@pytest.mark.parametrize("limit", [3.0, 4.0, 5.0])
+def test_the_tails(numbers, limit):
+    """As many beyond the limit on either side as a Poisson count of that mean allows."""
+    expected = SIZE * ndtr(-limit)
+    for side in (1, -1):
+        assert abs(np.sum(side * numbers > limit) - expected) < 4 * np.sqrt(expected) + 1
+
+
+def test_neighbours_halves_and_keys_are_independent(numbers):
+    """Both words of one hash lie half the vector apart; keys of following steps are what `fold_in` makes of one."""
+    keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.key(7), k))(jnp.arange(2))
+    one, other = np.asarray(jax.vmap(lambda key: draw(key, "gaussian", 1_000_001, FLOAT32))(keys), float)
+    half = SIZE // 2
+    pairs = [(numbers[1:], numbers[:-1]), (numbers[:half], numbers[half:]), (one, other), (one[1:], other[:-1])]
+    for left, right in pairs:
+        for power in (1, 2):
+            a, b = (np.asarray(x, float) ** power for x in (left, right))
+            assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(a.size)
+
+
+def test_one_key_one_stream():
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(draw(key, "gaussian", 999, FLOAT32), draw(key, "gaussian", 999, FLOAT32))
+    assert draw(jax.random.key(0, impl="rbg"), "gaussian", 5, FLOAT32).shape == (5,)
+    assert draw(jax.random.PRNGKey(0), "gaussian", 5, FLOAT32).dtype == np.float32
