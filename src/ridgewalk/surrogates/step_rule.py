@@ -6,6 +6,7 @@ both the discretisation and the share of gradient noise stay near a tenth.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def _measured_limit(sampler: Sampler, target: Posterior, position: PyTree) -> fl
     return stability_limit(sampler, as_estimator(few), position)
 
 
-def _weighted(log_likelihood: Callable[[PyTree, Batch], jax.Array], weight: float) -> Callable[..., jax.Array]:
+def _weighted(log_likelihood: Any, weight: float) -> Callable[..., jax.Array]:
     def weighted(position: PyTree, batch: Batch) -> jax.Array:
         return weight * log_likelihood(position, batch)
 
