@@ -85,6 +85,9 @@ def test_nothing_is_overwritten_unasked(folder, model):
         done = run(*arguments)
         assert done.exit_code == 2
         assert "exists; choose another name" in done.output
+    done = run("fit", "--data", folder / "data.npz", "--out", folder / "data.zarr", "--overwrite")
+    assert done.exit_code == 2
+    assert "never overwritten" in done.output
 
 
 def test_every_file_type_gives_the_same_arrays(folder):

@@ -1,4 +1,8 @@
-"""scikit-learn's own checks of an estimator: a few always, all of them in the slow suite."""
+"""scikit-learn's own checks of an estimator: a few always, all of them in the slow suite.
+
+None is expected to fail. scikit-learn itself skips check_array_api_input unless SCIPY_ARRAY_API is set, and leaves out
+those for classifiers, and for sample weights, which `fit` does not take.
+"""
 
 import warnings
 
@@ -24,9 +28,6 @@ ALWAYS = {
     "check_valid_tag_types",
 }
 
-EXPECTED_TO_FAIL: dict[str, str] = {}
-"""Checks that do not apply, with the reason."""
-
 
 def estimator():
     """As small as passes check_regressors_train (R² > 0.5), in float64: predictions are compared to 1e-7."""
@@ -46,10 +47,7 @@ def estimator():
 def parameters():
     for _, check in estimator_checks_generator(estimator(), legacy=True):
         name = check.func.__name__ if hasattr(check, "func") else check.__name__
-        marks = [] if name in ALWAYS else [pytest.mark.slow]
-        if name in EXPECTED_TO_FAIL:
-            marks.append(pytest.mark.xfail(reason=EXPECTED_TO_FAIL[name]))
-        yield pytest.param(check, id=name, marks=marks)
+        yield pytest.param(check, id=name, marks=[] if name in ALWAYS else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize("check", list(parameters()))

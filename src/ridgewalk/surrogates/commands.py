@@ -98,7 +98,9 @@ def fit(
         refuse_existing(out, overwrite)
         x, y = read_examples(data, [inputs, targets])
         from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
+        from ridgewalk.surrogates.saving import refuse_to_replace  # noqa: PLC0415
 
+        refuse_to_replace(out, overwrite)
         growing = out.with_name(out.name + ".partial")
         model = SurrogateRegressor(
             network.value,

@@ -45,11 +45,7 @@ class ModelError(ValueError):
 
 def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
     """Write beside the final name, force to the disk, then rename."""
-    if path.exists():
-        if not overwrite:
-            raise ValueError(f"path: {path} exists; choose another name, or pass overwrite=True")
-        if not is_model(path):
-            raise ValueError(f"path: {path} is no saved model, so it is never overwritten; move it away")
+    refuse_to_replace(path, overwrite)
     fitted = model._fitted
     arrays = {f"draws.{i:04d}": np.ascontiguousarray(leaf) for i, leaf in enumerate(fitted.draws)}
     arrays |= {
@@ -85,6 +81,14 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
     write_atomically(fresh / REPORT, _json(model.report_.to_json()))
     force_to_disk([fresh])
     _put_in_place(fresh, path)
+
+
+def refuse_to_replace(path: Path, overwrite: bool) -> None:
+    """Raise where something is in the way: a model is replaced only if that is asked for, anything else never."""
+    if path.exists() and not overwrite:
+        raise ValueError(f"path: {path} exists; choose another name, or pass overwrite=True")
+    if path.exists() and not is_model(path):
+        raise ValueError(f"path: {path} is no saved model, so it is never overwritten; move it away")
 
 
 def _put_in_place(fresh: Path, path: Path) -> None:
