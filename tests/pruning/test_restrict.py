@@ -70,7 +70,7 @@ FORMS = {
 
 
 POSITION = np.where(MASK, MEAN, 0.0)
-EVERY_TIME = {"dense", "low_rank"}
+EVERY_TIME = {"low_rank"}
 
 
 def gradient(x):
@@ -134,10 +134,14 @@ def test_a_stable_step_stays_stable():
     """The kept block of H⁻¹ itself would make steps 50 times too long where two weights are nearly collinear."""
     covariance = jnp.asarray([[1.0, 0.99], [0.99, 1.0]])
     mask = jnp.array([True, False])
-    operator = rw.fixed(covariance).init(jnp.zeros(2), None)
-    after = rw.fixed(covariance).restrict(operator, mask, None, None)
-    curvature = np.linalg.inv(covariance)[0, 0]
-    np.testing.assert_allclose(after.multiply(jnp.array([1.0, 0.0]))[0] * curvature, 1)
+    rule = rw.fixed(covariance)
+
+    @jax.jit
+    def along_the_kept():
+        after = rule.restrict(rule.init(jnp.zeros(2), None), mask, None, None)
+        return after.multiply(jnp.array([1.0, 0.0]))[0]
+
+    np.testing.assert_allclose(along_the_kept() * np.linalg.inv(covariance)[0, 0], 1)
 
 
 @pytest.mark.slow
