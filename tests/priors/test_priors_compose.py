@@ -101,7 +101,7 @@ def test_composes_resumes_and_keeps_float32(tmp_path, name, kind):
         target = rw.control_variates(target, jax.tree.map(jnp.zeros_like, start(jnp.float32)))
     elif kind == "svrg":
         target = rw.svrg(target, every=7)
-    whole = run(sampler, target, start(jnp.float32))
+    whole = run(sampler, target, start(jnp.float32), checkpoint=tmp_path, every=20)
     assert all(status.outcome == "finished" for status in whole.status)
     floats = [
         x for x in jax.tree.leaves((whole.positions, whole.final_states)) if jnp.issubdtype(x.dtype, jnp.floating)
@@ -113,7 +113,6 @@ def test_composes_resumes_and_keeps_float32(tmp_path, name, kind):
     rho = whole.inclusion_probabilities
     assert rho["weight"].shape == (2, 3)
     np.testing.assert_array_equal(rho["bias"], np.ones((2, 1)))
-    run(sampler, target, start(jnp.float32), checkpoint=tmp_path, every=20)
     for path in checkpoint.files(Path(tmp_path)):
         if "060" in path.stem:
             path.unlink()
