@@ -77,3 +77,33 @@ def covariance_error(draws: np.ndarray, hessian: np.ndarray) -> float:
     """Mean absolute log eigenvalue of the sample covariance, whitened with the Hessian: 0 for the exact one."""
     factor = np.linalg.cholesky(hessian).T
     return float(np.abs(np.log(np.linalg.eigvalsh(factor @ np.cov(draws.T) @ factor.T))).mean())
+
+
+def conjugate_regression(d: int = 4, size: int = 1_000, condition_number: float = 100.0, seed: int = 0) -> Problem:
+    """Linear regression with unit noise and prior N(0, 100 I): the posterior is Gaussian, its Hessian exact."""
+    rng = np.random.default_rng(seed)
+    axes, _ = np.linalg.qr(rng.normal(size=(d, d)))
+    features = rng.normal(size=(size, d)) * np.logspace(0, 0.5 * np.log10(condition_number), d) @ axes.T
+    responses = features @ rng.normal(size=d) + rng.normal(size=size)
+    hessian = features.T @ features + np.eye(d) / 100
+    mode = np.linalg.solve(hessian, features.T @ responses)
+
+    def log_prior(weights: Vector) -> jax.Array:
+        return -jnp.sum(weights**2) / 200
+
+    def log_likelihood(weights: Vector, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return -0.5 * (batch[1] - batch[0] @ weights) ** 2
+
+    return Problem(Posterior(log_prior, log_likelihood, (jnp.asarray(features), jnp.asarray(responses))), mode, hessian)
+
+
+def quadratic(hessian: np.ndarray, mode: np.ndarray) -> Problem:
+    """The Gaussian N(mode, H⁻¹), with exact gradients."""
+    precision, centre = jnp.asarray(hessian), jnp.asarray(mode)
+    return Problem(Density(lambda x: -0.5 * (x - centre) @ precision @ (x - centre)), mode, hessian)
+
+
+def spread_gaussian(d: int, condition_number: float, seed: int = 0) -> Problem:
+    """A Gaussian around 0 whose curvatures lie evenly in log from 1 to the condition number, axes at random."""
+    axes, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))
+    return quadratic(axes @ np.diag(np.logspace(0, np.log10(condition_number), d)) @ axes.T, np.zeros(d))
