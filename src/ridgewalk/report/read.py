@@ -28,7 +28,8 @@ def read_studies(folder: Path) -> list[Finished]:
     paths = sorted(folder.glob("*/metrics.json"), key=lambda path: _place(path.parent.name))
     if not paths:
         raise ValueError(
-            f"folder = {folder}: no study has written its metrics.json there; run `ridgewalk reproduce --out {folder}` first"
+            f"folder = {folder}: no study has written its metrics.json there; run `ridgewalk reproduce --out "
+            f"{folder}` first"
         )
     return [_read(path) for path in paths]
 

@@ -9,7 +9,8 @@ CSS = """
 body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 62rem; margin: 0 auto; padding: 1rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; } h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+h1 { font-size: 1.7rem; line-height: 1.2; }
+h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 h3 { margin-top: 2rem; } p { max-width: 46rem; }
 a { color: var(--link); } code { font-size: 0.92em; overflow-wrap: anywhere; }
 .faint, caption, figcaption, td small { color: var(--faint); }
@@ -25,7 +26,8 @@ tbody th { font-weight: 500; min-width: 8rem; }
 td small { display: block; }
 .mark { font-weight: 600; color: var(--ink); }
 figure { margin: 1.5rem 0; }
-figure img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line); border-radius: 6px; }
+figure img { display: block; width: 100%; height: auto; background: #fff;
+  border: 1px solid var(--line); border-radius: 6px; }
 details { margin: 0.6rem 0; } summary { cursor: pointer; }
 @media print { .scroll { overflow: visible; border: 0; } }
 """

@@ -50,7 +50,7 @@ def slowest_time(draws: np.ndarray, turns: int = 1) -> tuple[float, float]:
     each is a chain of its own. Looked at as one chain, correlations at lag 1 vanish and the estimate of the effective
     size stops there, far too soon.
     """
-    chains, count, d = draws.shape
+    _, count, d = draws.shape
     times = []
     for i in range(d):
         sizes = np.array([sum(ess(chain[None, turn::turns, i]) for turn in range(turns)) for chain in draws])

@@ -43,19 +43,21 @@ def tell(settings: dict[str, Any], operator: dict[str, Any], biases: dict[str, l
     rate = Section(
         "How fast the preconditioner settles",
         (
-            f"HASGLD-SA (dense form, M = {settings['memory']}) on a linear regression with 4 weights, 1,000 examples and "
-            f"batches of {settings['operator_batch']}; ω_k = 5 (k + 10)^−α for α = {alphas}; k counts averages of G, one "
-            f"every {settings['memory']} steps. G_* is the fixed point of the recursion, estimated from all chains; noisy "
-            f"curvature puts it {operator['fixed_point_distance']:.1%} away from the exact covariance Σ. With exact "
-            "gradients of a Gaussian there is no noise to average out, G_* = Σ, and G converges faster than ω_k.",
+            f"HASGLD-SA (dense form, M = {settings['memory']}) on a linear regression with 4 weights, 1,000 "
+            f"examples and batches of {settings['operator_batch']}; ω_k = 5 (k + 10)^−α for α = {alphas}; k counts "
+            f"averages of G, one every {settings['memory']} steps. G_* is the fixed point of the recursion, "
+            f"estimated from all chains; noisy curvature puts it {operator['fixed_point_distance']:.1%} away from "
+            "the exact covariance Σ. With exact gradients of a Gaussian there is no noise to average out, G_* = Σ, "
+            "and G converges faster than ω_k.",
         ),
         (_slopes(operator),),
         (
             Picture(
                 "operator.png",
-                "Mean square distance of G_k from its fixed point, with ω_k (dashed) beside it. Bars: two standard errors.",
-                "Three falling curves on logarithmic axes, one for each α, each running along its dashed line ω_k over "
-                "the last decade of k; the slopes are in the table.",
+                "Mean square distance of G_k from its fixed point, with ω_k (dashed) beside it. Bars: two standard "
+                "errors.",
+                "Three falling curves on logarithmic axes, one for each α, each running along its dashed line ω_k "
+                "over the last decade of k; the slopes are in the table.",
             ),
         ),
     )
@@ -66,12 +68,12 @@ def tell(settings: dict[str, Any], operator: dict[str, Any], biases: dict[str, l
     falls = Section(
         "The controllable bias falls",
         (
-            "Step size and batch size: φ = (θ − μ)ᵀ H (θ − μ) / d has posterior mean 1, so what chains find above 1 is "
-            "bias. Dashed: what Langevin steps with G = Σ should show, (1 + ε v/2) / (1 − ε/2) − 1, v being the whitened "
-            "variance of the minibatch gradient.",
+            "Step size and batch size: φ = (θ − μ)ᵀ H (θ − μ) / d has posterior mean 1, so what chains find above 1 "
+            "is bias. Dashed: what Langevin steps with G = Σ should show, (1 + ε v/2) / (1 − ε/2) − 1, v being the "
+            "whitened variance of the minibatch gradient.",
             f"Memory: chains of {settings['memory_steps']:,} steps on a {settings['memory_dimension']}-d Gaussian of "
-            f"condition number {settings['memory_condition']:,.0f} start {settings['away']:g} standard deviations off. What "
-            "is left of the start in their mean is the bias; a G nearer to Σ forgets faster.",
+            f"condition number {settings['memory_condition']:,.0f} start {settings['away']:g} standard deviations "
+            "off. What is left of the start in their mean is the bias; a G nearer to Σ forgets faster.",
         ),
         (
             _biases("Bias of the variance against step size (exact gradients)", "step size", biases["step_size"], True),
@@ -87,14 +89,14 @@ def tell(settings: dict[str, Any], operator: dict[str, Any], biases: dict[str, l
             Picture(
                 "biases.png",
                 "The bias of a posterior average. Bars: two standard errors over chains.",
-                "Three plots on logarithmic axes: the bias falls with the step size, with growing batch size, each along "
-                "its dashed prediction, and with the memory; the numbers are in the tables.",
+                "Three plots on logarithmic axes: the bias falls with the step size, with growing batch size, each "
+                "along its dashed prediction, and with the memory; the numbers are in the tables.",
             ),
         ),
     )
     text = (
-        "The paper proves that G_k converges to its fixed point at the rate ω_k, and that posterior averages have a bias "
-        "which the step size, the batch size n and the memory M control. Here both are measured where exact answers are "
-        "known.",
+        "The paper proves that G_k converges to its fixed point at the rate ω_k, and that posterior averages have a "
+        "bias which the step size, the batch size n and the memory M control. Here both are measured where exact "
+        "answers are known.",
     )
     return Report("The theory, checked", text, (rate, falls))

@@ -61,8 +61,8 @@ def _verdict_table(comparison: dict[str, Any]) -> Table:
         "HASGLD-SA over each other sampler: below 1 is better",
         ("other sampler", *columns),
         tuple(rows),
-        f"Covariance errors and autocorrelation times of the table above, divided. “Equal” is within two standard errors "
-        f"of 1. {ORACLE}, cannot be beaten by learning: “equal” there is up to {ALLOWANCE:g}.",
+        f"Covariance errors and autocorrelation times of the table above, divided. “Equal” is within two standard "
+        f"errors of 1. {ORACLE}, cannot be beaten by learning: “equal” there is up to {ALLOWANCE:g}.",
     )
 
 
@@ -81,9 +81,9 @@ def _printed_table(rows: list[Row], seeds: int) -> Table:
         "At the paper's step sizes, 0.02 · 0.8^j",
         ("sampler", *(f"{size:.4g}" for size in sizes)),
         tuple(lines),
-        "These step sizes lie above SGLD's limit of stability, 2/λ_max = 0.0028: without the paper's scaling of drift and "
-        "noise to unit length SGLD cannot be run at them. The algorithm as printed does not sample the posterior: its noise "
-        "persists for ever longer and the chain wanders off.",
+        "These step sizes lie above SGLD's limit of stability, 2/λ_max = 0.0028: without the paper's scaling of "
+        "drift and noise to unit length SGLD cannot be run at them. The algorithm as printed does not sample the "
+        "posterior: its noise persists for ever longer and the chain wanders off.",
     )
 
 
@@ -118,17 +118,17 @@ def tell(steps: int, seeds: int, best: dict[str, Row], printed: list[Row], compa
             "errors.png",
             "Figure (b): covariance error against autocorrelation time; lower left is better. Bars are two standard "
             "errors over seeds. Left: every sampler on its own stable grid. Right: the paper's step sizes.",
-            "Two plots on logarithmic axes. A curve for each sampler shows covariance error against autocorrelation time "
-            "over step sizes; the numbers are in the tables.",
+            "Two plots on logarithmic axes. A curve for each sampler shows covariance error against autocorrelation "
+            "time over step sizes; the numbers are in the tables.",
         ),
     )
     text = (
-        "A Gaussian with standard deviations 0.12 and 1 and correlation −0.95; its Hessian has condition number 731. The "
-        "paper gives no numbers here, only the statement that HASGLD-SA shows lower error and smaller autocorrelation "
-        "time than SGLD.",
+        "A Gaussian with standard deviations 0.12 and 1 and correlation −0.95; its Hessian has condition number "
+        "731. The paper gives no numbers here, only the statement that HASGLD-SA shows lower error and smaller "
+        "autocorrelation time than SGLD.",
         *_said(comparison, best),
-        "The forms of HASGLD-SA take a second gradient every step for curvature (a pair every ten steps would make that "
-        "a tenth). HAMCMC's autocorrelation time is that of each of the M positions that take turns.",
+        "The forms of HASGLD-SA take a second gradient every step for curvature (a pair every ten steps would make "
+        "that a tenth). HAMCMC's autocorrelation time is that of each of the M positions that take turns.",
     )
     results = Section(
         "Results",

@@ -94,8 +94,8 @@ def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) ->
         "is what the posterior has; a chain that outran its preconditioner would show far more.",
     )
     text = (
-        f"20 eigenvalues from 10² to 10⁴ over a bulk in [0.5, 2]: condition number {hessian_condition:,.0f}. Not in the "
-        "paper: it shows the form meant for networks on a spectrum like theirs.",
+        f"20 eigenvalues from 10² to 10⁴ over a bulk in [0.5, 2]: condition number {hessian_condition:,.0f}. Not in "
+        "the paper: it shows the form meant for networks on a spectrum like theirs.",
     )
     report = Report("1,000 parameters with 20 outliers", text, (Section("Results", tables=(table,)),))
     return Outcome(report, {"hessian_condition": hessian_condition, "table": list(results.values())})

@@ -40,7 +40,8 @@ def run_study(study: Study, preset: Preset, out: Path) -> Path:
                 estimate.add(made.seconds, piece.cost)
                 results[piece.name] = made
 
-        outcome = study.assemble(settings, {name: piece.values for name, piece in results.items()}, folder)
+        in_order = {piece.name: results[piece.name].values for piece in plan}  # whichever were made first
+        outcome = study.assemble(settings, in_order, folder)
         path = write_metrics(
             folder,
             {
