@@ -8,7 +8,7 @@ import numpy as np
 
 from ridgewalk.diagnostics.mixing import ess
 from ridgewalk.gradients import GradientEstimator
-from ridgewalk.kernel import Sampler
+from ridgewalk.kernel import Sampler, preconditioner_matrix
 from ridgewalk.run.health import DivergenceError
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
@@ -35,6 +35,10 @@ def run_chains(
     if result.steps < steps:
         raise KeyboardInterrupt
     return result
+
+
+operator_matrix = jax.jit(preconditioner_matrix)
+"""G of a chain's state, compiled once for all chains of a sampler."""
 
 
 def mean_and_error(values: np.ndarray) -> tuple[float, float]:

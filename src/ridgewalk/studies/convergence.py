@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ridgewalk.studies.convergence_operator import (
 )
 from ridgewalk.studies.convergence_plots import draw_biases, draw_operator
 from ridgewalk.studies.convergence_report import tell
-from ridgewalk.studies.problems import Problem, conjugate_regression, quadratic, spread_gaussian
+from ridgewalk.studies.problems import conjugate_gaussian, conjugate_regression, spread_gaussian
 from ridgewalk.studies.record import save_figure
 from ridgewalk.studies.study import Outcome, Piece, Preset, Study, Values
 
@@ -66,11 +65,6 @@ QUICK = Settings(
 )
 
 
-@cache
-def _regression() -> Problem:
-    return conjugate_regression()
-
-
 def _marks(averages: int) -> list[int]:
     """Averages to look at G after: evenly in log from 10."""
     return sorted({round(k) for k in np.geomspace(10, averages, 28)})
@@ -90,7 +84,7 @@ def _operator_piece(settings: Settings, alpha: float) -> Piece:
     def make() -> Values:
         marks = _marks(settings.averages)
         traces = trace_operator(
-            _regression(),
+            conjugate_regression(),
             hasgld_sa(form="dense", memory=settings.memory, adaptation=PowerDecay(alpha=alpha)),
             seed=settings.seed,
             step_size=settings.operator_step_size,
@@ -108,7 +102,7 @@ def _step_piece(settings: Settings, step_size: float) -> Piece:
     run: dict[str, Any] = {"seed": settings.seed, "step_size": step_size, "steps": steps, "chains": settings.chains}
 
     def make() -> Values:
-        problem = quadratic(_regression().hessian, _regression().mode)
+        problem = conjugate_gaussian()
         measured = spread_bias(problem, hasgld_sa(form="dense", memory=settings.memory), **run)
         return {"x": step_size, **measured, "predicted": predicted_spread_bias(step_size)}
 
@@ -125,8 +119,8 @@ def _batch_piece(settings: Settings, batch_size: int) -> Piece:
     }
 
     def make() -> Values:
-        measured = spread_bias(_regression(), hasgld_sa(form="dense", memory=settings.memory), **run)
-        noise = whitened_gradient_noise(_regression(), batch_size)
+        measured = spread_bias(conjugate_regression(), hasgld_sa(form="dense", memory=settings.memory), **run)
+        noise = whitened_gradient_noise(conjugate_regression(), batch_size)
         return {"x": batch_size, **measured, "predicted": predicted_spread_bias(settings.batch_step_size, noise)}
 
     return Piece(f"batch{batch_size}", {**run, "memory": settings.memory}, make, cost=3)

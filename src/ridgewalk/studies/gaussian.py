@@ -8,8 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.kernel import preconditioner_matrix
-from ridgewalk.studies.chains import mean_and_error, run_chains, slowest_time
+from ridgewalk.studies.chains import mean_and_error, operator_matrix, run_chains, slowest_time
 from ridgewalk.studies.gaussian_plots import draw_errors, draw_samples
 from ridgewalk.studies.gaussian_report import tell
 from ridgewalk.studies.gaussian_samplers import DENSE, ENTRANTS, Entrant, on_paper_grid
@@ -61,7 +60,7 @@ def measure(entrant: Entrant, step_size: float, settings: Settings) -> Values:
         "covariance_error_se": error_se,
         "autocorrelation_time": time,
         "autocorrelation_time_se": time_se,
-        "worst_condition": max(condition(preconditioner_matrix(state), problem.hessian) for state in states),
+        "worst_condition": max(condition(operator_matrix(state), problem.hessian) for state in states),
     }
     if entrant.name in ("SGLD", DENSE):
         shown = draws[0, : settings.shown_steps - settings.burn_in]

@@ -1,6 +1,7 @@
 """Who takes part in the Gaussian study, and with which step sizes."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -41,6 +42,7 @@ class Entrant(NamedTuple):
     """Gradients a step."""
 
 
+@cache
 def _true_covariance() -> Sampler:
     covariance = jnp.asarray(np.linalg.inv(paper_gaussian().hessian))
     return sgrld(lambda position: covariance)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +10,11 @@ import numpy as np
 
 from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.gradients import control_variates
-from ridgewalk.kernel import Sampler, preconditioner_matrix
+from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.fixed import fixed
 from ridgewalk.samplers import hasgld_sa, sgld
-from ridgewalk.studies.chains import mean_and_error, run_chains
-from ridgewalk.studies.problems import Problem, condition, covariance_error, logistic_regression
+from ridgewalk.studies.chains import mean_and_error, operator_matrix, run_chains
+from ridgewalk.studies.problems import condition, covariance_error, logistic_regression
 from ridgewalk.studies.schema import Cell, Number, Report, Section, Table, judge
 from ridgewalk.studies.study import Outcome, Piece, Preset, Study, Values
 from ridgewalk.target import Posterior
@@ -57,21 +56,16 @@ ENTRANTS = (
 )
 
 
-@cache
-def _problem() -> Problem:
-    return logistic_regression()
-
-
 def _sampler(name: str) -> Sampler:
     base = name.removesuffix(CENTRED)
     if base == TRUTH:
-        return Sampler(Langevin(), fixed(np.linalg.inv(_problem().hessian)))
+        return Sampler(Langevin(), fixed(np.linalg.inv(logistic_regression().hessian)))
     return {"SGLD": sgld, "HASGLD-SA": hasgld_sa}[base]()
 
 
 def measure(entrant: Entrant, step_size: float, settings: Settings) -> Values:
     """Covariance error and worst cond(G H) of one sampler at one step size, over the seeds."""
-    problem = _problem()
+    problem = logistic_regression()
     assert isinstance(problem.target, Posterior)
     mode = jnp.asarray(problem.mode)
     centred = entrant.name.endswith(CENTRED)
@@ -91,7 +85,7 @@ def measure(entrant: Entrant, step_size: float, settings: Settings) -> Values:
         return {**row, "diverged": settings.seeds if result is None else int((~result.alive).sum())}
     errors = [covariance_error(np.asarray(chain, float), problem.hessian) for chain in result.positions]
     mean, spread = mean_and_error(np.array(errors))
-    worst = max(condition(preconditioner_matrix(state), problem.hessian) for state in result.final_states)
+    worst = max(condition(operator_matrix(state), problem.hessian) for state in result.final_states)
     return {
         **row,
         "diverged": 0,
@@ -142,7 +136,7 @@ def _line(name: str, table: dict[str, dict[str, Any]]) -> tuple[Cell, ...]:
 def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) -> Outcome:
     """The table of the best step sizes."""
     table = best_rows(results)
-    hessian_condition = float(np.linalg.cond(_problem().hessian))
+    hessian_condition = float(np.linalg.cond(logistic_regression().hessian))
     shown = Table(
         f"Each sampler at its step size of least error ({settings.steps:,} steps, {settings.seeds} seeds)",
         ("sampler", "step size", "covariance error", "worst cond(G H)", "minibatch gradients"),

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.kernel import preconditioner_matrix
 from ridgewalk.samplers import hasgld_sa
-from ridgewalk.studies.chains import mean_and_error, run_chains
+from ridgewalk.studies.chains import mean_and_error, operator_matrix, run_chains
 from ridgewalk.studies.problems import Problem, condition, outlier_regression
 from ridgewalk.studies.schema import Number, Report, Section, Table
 from ridgewalk.studies.study import Outcome, Piece, Preset, Study, Values
@@ -25,11 +23,6 @@ class Settings:
     step_size: float = 0.05
     batch_size: int = 200
     seeds: int = 3
-
-
-@cache
-def _problem() -> Problem:
-    return outlier_regression()
 
 
 def measure(problem: Problem, steps: int, step_size: float, batch_size: int, seed: int = 0) -> Values:
@@ -47,7 +40,7 @@ def measure(problem: Problem, steps: int, step_size: float, batch_size: int, see
         return {"steps": steps, "seed": seed, "diverged": 1}
     factor = np.linalg.cholesky(problem.hessian)
     whitened = np.asarray(result.positions[0], float) @ factor
-    g = preconditioner_matrix(result.final_states[0])
+    g = operator_matrix(result.final_states[0])
     largest = float(np.sqrt(np.mean(whitened**2, axis=1)).max())
     found = condition(g, problem.hessian)
     return {"steps": steps, "seed": seed, "diverged": 0, "condition": found, "largest_root_mean_square": largest}
@@ -62,7 +55,7 @@ def plan(settings: Settings) -> list[Piece]:
             known |= {"step_size": settings.step_size, "batch_size": settings.batch_size}
 
             def make(known: dict[str, Any] = known) -> Values:
-                return measure(_problem(), **known)
+                return measure(outlier_regression(), **known)
 
             pieces.append(Piece(f"steps{steps}-seed{seed}", known, make, cost=2 + steps / 1000))
     return pieces
@@ -78,7 +71,7 @@ def _number(rows: list[Values], what: str, style: str) -> Number:
 
 def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) -> Outcome:
     """The table over the lengths."""
-    hessian_condition = float(np.linalg.cond(_problem().hessian))
+    hessian_condition = float(np.linalg.cond(outlier_regression().hessian))
     lines = []
     for steps in settings.lengths:
         rows = [row for row in results.values() if row["steps"] == steps]
