@@ -1,5 +1,6 @@
 """How far a study is and how long it will take in all, where a person is watching."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,18 +51,18 @@ def study_bar(name: str, pieces: int, done: int, cost_left: float, estimate: Est
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("of {task.fields[total_time]}"),
+        TextColumn("in all {task.fields[total_time]}"),
         TextColumn("{task.fields[piece]}", style="dim"),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(name, total=pieces, completed=done - 1, total_time=in_words(None), piece="")
-        start = time.monotonic()
+        task = bar.add_task(name, total=pieces, completed=done, total_time=in_words(None), piece="")
+        start, told = time.monotonic(), itertools.count(done)
 
         def tell(piece: str) -> None:
             expected = estimate.of(cost_left)
             elapsed = time.monotonic() - start
             total = None if expected is None else max(expected, elapsed)
-            bar.update(task, advance=1, total_time=in_words(total), piece=piece)
+            bar.update(task, completed=next(told), total_time=in_words(total), piece=piece)
 
         yield tell
         bar.update(task, completed=pieces, piece="")
