@@ -91,6 +91,9 @@ def test_the_verdict_takes_each_sampler_at_its_least_error():
     assert best["SGLD"]["step_size"] == 0.002
     found = verdict(best)
     assert found["wins"] == {DENSE: True, MOMENTUM: False}  # 1.1 times the oracle is allowed, 2 times is not
+    assert found["comparisons"][MOMENTUM][ORACLE]["standing"] == "above"
+    best["SGHMC"] = _row("SGHMC", 0.004, 0.0109, 50)
+    assert verdict(best)["comparisons"][DENSE]["SGHMC"]["standing"] == "close"
     assert found["comparisons"][DENSE]["SGLD"]["error_ratio"] == pytest.approx(0.275)
     assert found["comparisons"][DENSE]["SGLD"]["error_ratio_se"] == pytest.approx(0.275 * np.sqrt(2) / 20)
 

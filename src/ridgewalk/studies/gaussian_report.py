@@ -93,15 +93,17 @@ def _said(comparison: dict[str, Any], best: dict[str, Row]) -> tuple[str, ...]:
         if form not in comparison["wins"]:
             continue
         against = comparison["comparisons"][form]
-        lost = [other for other, row in against.items() if not row["both_below"]]
-        outcome = (
-            f"has the lower error and the lower autocorrelation time against every other sampler, and both within "
-            f"{ALLOWANCE:g}× of {ORACLE}"
-            if not lost
-            else f"does not come out below {', '.join(lost)} on both counts; see the ratios below"
-        )
+        names = {
+            kind: ", ".join(other for other, row in against.items() if row["standing"] == kind)
+            for kind in ("below", "close", "above")
+        }
+        outcome = f"has both lower error and lower autocorrelation time than: {names['below'] or 'none'}"
+        if names["close"]:
+            outcome += f"; not to be told apart at this number of seeds from: {names['close']}"
+        if names["above"]:
+            outcome += f"; worse in one of the two than: {names['above']}"
         at = f"step size {_settings(best[form])}"
-        said.append(f"{title}, at {at}, {outcome}.")
+        said.append(f"{title}, at {at}, {outcome}. ({ORACLE}, counts as beaten within {ALLOWANCE:g}×.)")
     return tuple(said)
 
 

@@ -30,8 +30,15 @@ def ratio(ours: Row, theirs: Row, what: str) -> tuple[float, float]:
     return value, value * math.hypot(*parts)
 
 
+def _standing(error: tuple[float, float], time: tuple[float, float], limit: float) -> str:
+    """Below the limit on both counts, "above" it on one by more than two standard errors, else "close"."""
+    if error[0] <= limit and time[0] <= limit:
+        return "below"
+    return "above" if any(value - 2 * spread > limit for value, spread in (error, time)) else "close"
+
+
 def verdict(best: dict[str, Row]) -> dict[str, Any]:
-    """Ratios of two forms of HASGLD-SA to every other sampler, and whether both are below 1 (1.2 for SGRLD)."""
+    """Ratios of two forms of HASGLD-SA to every other sampler, and where they stand to 1 (1.2 for SGRLD)."""
     others = [name for name in best if not name.startswith(OURS)]
     forms = [name for name in (DENSE, MOMENTUM) if name in best]
     comparisons: dict[str, Any] = {}
@@ -47,11 +54,11 @@ def verdict(best: dict[str, Row]) -> dict[str, Any]:
                 "time_ratio": time,
                 "time_ratio_se": time_se,
                 "limit": limit,
-                "both_below": error <= limit and time <= limit,
+                "standing": _standing((error, error_se), (time, time_se), limit),
             }
     return {
         "comparisons": comparisons,
-        "wins": {form: all(row["both_below"] for row in comparisons[form].values()) for form in forms},
+        "wins": {form: all(row["standing"] == "below" for row in comparisons[form].values()) for form in forms},
         "invalid": PRINTED,
     }
 
