@@ -44,7 +44,7 @@ def _beside(content: Number) -> str:
 
 
 def table(content: Table) -> str:
-    """A table in a box of its own that scrolls sideways where the screen is narrow."""
+    """A table in a box that scrolls sideways where the screen is narrow; its title stays outside and can break."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in content.columns)
     body = "".join(
         f'<tr><th scope="row">{cell(row[0])}</th>{"".join(f"<td>{cell(c)}</td>" for c in row[1:])}</tr>'
@@ -52,8 +52,9 @@ def table(content: Table) -> str:
     )
     caption = escape(content.caption)
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}"><table><caption>{caption}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{paragraph(content.note, 'faint')}"
+        f'<p class="caption">{caption}</p><div class="scroll" role="region" tabindex="0" aria-label="{caption}">'
+        f'<table aria-label="{caption}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"{paragraph(content.note, 'faint')}"
     )
 
 

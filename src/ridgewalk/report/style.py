@@ -13,16 +13,17 @@ h1 { font-size: 1.7rem; line-height: 1.2; }
 h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 h3 { margin-top: 2rem; } p { max-width: 46rem; }
 a { color: var(--link); } code { font-size: 0.92em; overflow-wrap: anywhere; }
-.faint, caption, figcaption, td small { color: var(--faint); }
+.faint, figcaption, td small { color: var(--faint); }
 .faint, figcaption { font-size: 0.92rem; }
-.scroll { overflow-x: auto; margin: 1rem 0 0.3rem; border: 1px solid var(--line); border-radius: 6px; }
+.scroll { overflow-x: auto; margin: 0.4rem 0 0.3rem; border: 1px solid var(--line); border-radius: 6px; }
 .scroll:focus-visible { outline: 2px solid var(--link); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 0.95rem; }
-caption { text-align: left; padding: 0.6rem 0.7rem; font-weight: 600; position: sticky; left: 0; }
-th, td { padding: 0.35rem 0.7rem; text-align: right; border-top: 1px solid var(--line); vertical-align: top; }
+p.caption { margin: 1.6rem 0 0; font-weight: 600; }
+th, td { padding: 0.35rem 0.7rem; text-align: right; vertical-align: top; }
+tbody tr { border-top: 1px solid var(--line); }
 td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { background: var(--panel); vertical-align: bottom; }
-tbody th { font-weight: 500; min-width: 8rem; }
+tbody th { font-weight: 500; min-width: 8rem; position: sticky; left: 0; background: var(--paper); }
 td small { display: block; }
 .mark { font-weight: 600; color: var(--ink); }
 figure { margin: 1.5rem 0; }

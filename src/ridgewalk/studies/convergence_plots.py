@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 MARKERS = ("o", "s", "^")
@@ -21,12 +22,16 @@ def draw_operator(curves: list[dict[str, Any]]) -> Figure:
         omega = np.asarray(curve["omega"])
         late = k >= k[-1] / 10
         shift = np.exp(np.mean(np.log(mean[late] / omega[late])))
-        label = f"ω_k, moved: slope {curve['predicted_slope']:.2f}"
+        label = rf"$\omega_k$, moved: slope {curve['predicted_slope']:.2f}"
         axes.plot(k[k >= k[-1] / 30], shift * omega[k >= k[-1] / 30], "--", color=colour, lw=2, alpha=0.6, label=label)
-    axes.set(xscale="log", yscale="log", xlabel="k, averages of G so far", ylabel="E‖G_k − G_*‖² / d, whitened")
-    axes.set_title("The preconditioner settles at the rate ω_k = 5 (k + 10)^−α")
+    axes.set(xscale="log", yscale="log", xlabel="k, averages of G so far")
+    axes.set_ylabel(r"$E\,\|G_k - G_*\|^2 / d$, whitened")
+    axes.set_title(r"The preconditioner settles at the rate $\omega_k = 5\,(k + 10)^{-\alpha}$")
     axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    axes.legend()
+    handles, labels = axes.get_legend_handles_labels()
+    lines = len(curves)  # dashed lines come first: put each beside its curve
+    order = [place for i in range(lines) for place in (lines + i, i)]
+    axes.legend([handles[i] for i in order], [labels[i] for i in order])
     return figure
 
 
@@ -44,9 +49,7 @@ def draw_biases(biases: dict[str, list[dict[str, Any]]]) -> Figure:
     ):
         rows = [row for row in biases["memory"] if row["base"] == base and not row["diverged"]]
         _points(right, rows, colour, marker, label)
-    right.set(
-        xlabel="memory M", ylabel="bias of the mean (standard deviations)", title="more memory, chains of fixed length"
-    )
+    right.set(xlabel="memory M", ylabel="bias of the mean (standard deviations)", title="more memory, fixed length")
     for axes in (left, middle, right):
         axes.set(xscale="log", yscale="log")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
@@ -58,7 +61,10 @@ def draw_biases(biases: dict[str, list[dict[str, Any]]]) -> Figure:
     sizes = sorted({row["x"] for row in biases["step_size"]})
     left.set_xticks(sizes, [f"{e:g}" for e in sizes])
     for axes in (left, middle, right):
-        axes.minorticks_off()
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     return figure
 
 

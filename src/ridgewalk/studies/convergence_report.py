@@ -73,7 +73,8 @@ def tell(settings: dict[str, Any], operator: dict[str, Any], biases: dict[str, l
             "whitened variance of the minibatch gradient.",
             f"Memory: chains of {settings['memory_steps']:,} steps on a {settings['memory_dimension']}-d Gaussian of "
             f"condition number {settings['memory_condition']:,.0f} start {settings['away']:g} standard deviations "
-            "off. What is left of the start in their mean is the bias; a G nearer to Σ forgets faster.",
+            "off. What is left of the start in their mean is the bias; a G nearer to Σ forgets faster, until only "
+            "the time of learning it is left.",
         ),
         (
             _biases("Bias of the variance against step size (exact gradients)", "step size", biases["step_size"], True),

@@ -54,7 +54,7 @@ def draw_errors(stable: list[Row], printed: list[Row]) -> Figure:
     left.set_title("every sampler on its own stable grid")
     _curves(right, printed)
     gone = [name for name in dict.fromkeys(row["sampler"] for row in printed) if _all_diverged(printed, name)]
-    right.set_title("the paper's step sizes, 0.02 · 0.8^j")
+    right.set_title(r"the paper's step sizes, $0.02 \cdot 0.8^j$")
     if gone:
         right.text(
             0.97, 0.97, "diverged at all four:\n" + "\n".join(gone), transform=right.transAxes, ha="right", va="top"

@@ -19,7 +19,8 @@ def _error(row: Row) -> Number:
 
 
 def _time(row: Row) -> Number:
-    return Number(row["autocorrelation_time"], row["autocorrelation_time_se"], ".0f")
+    time = row["autocorrelation_time"]
+    return Number(time, row["autocorrelation_time_se"], ".0f" if time >= 100 else ".1f")
 
 
 def _best_table(best: dict[str, Row], steps: int, seeds: int) -> Table:
@@ -137,7 +138,7 @@ def tell(steps: int, seeds: int, best: dict[str, Row], printed: list[Row], compa
         tables=(_best_table(best, steps, seeds), _verdict_table(comparison), _printed_table(printed, seeds)),
         pictures=pictures,
     )
-    note = "" if PRINTED in best else " It diverged at every step size tried, down to 10⁻⁶."
+    note = "" if PRINTED in best else " It diverged at every step size tried, these and much smaller ones."
     validity = Section(
         "What is not a posterior sampler",
         (f"{PRINTED} is Algorithm 2 to the letter and is shown for the record.{note}",),
