@@ -138,5 +138,5 @@ def test_the_convergence_study_tells_its_numbers(tmp_path):
         assert curve["slope"] == pytest.approx(-curve["alpha"], abs=0.1)
     assert outcome.numbers["operator"]["fixed_point_distance"] < 0.01
     tables = [table for section in outcome.report.sections for table in section.tables]
-    assert [len(table.rows) for table in tables] == [3, 4, 3, 4, 4]
+    assert [len(table.rows) for table in tables] == [3, 4, 3, 3, 3]
     assert {path.name for path in tmp_path.iterdir()} == {"operator.png", "biases.png"}

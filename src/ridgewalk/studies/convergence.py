@@ -62,6 +62,7 @@ QUICK = Settings(
     step_size_steps=10_000,
     batch_sizes=(25, 100, 400),
     batch_steps=8_000,
+    memories=(1, 2, 8),
 )
 
 
@@ -207,7 +208,7 @@ STUDY = Study(
     "convergence",
     {Preset.quick: QUICK, Preset.paper: Settings()},
     "32 chains in place of 256, 3,000 averages of G in place of 20,000, chains of 10,000 and 8,000 steps in place of "
-    "40,000 and 20,000, and fewer step and batch sizes.",
+    "40,000 and 20,000, and fewer step and batch sizes and memories.",
     plan,
     assemble,
 )
