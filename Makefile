@@ -23,9 +23,10 @@ test: lint
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
-# The main job: from nothing to metrics and figures under results/.
+# The main job: from nothing to a page, results/index.html. Stopped, it goes on where it was.
 reproduce: $(READY)
-	$(BIN)/ridgewalk reproduce all --out results
+	$(BIN)/ridgewalk reproduce all --preset quick --out results
+	$(BIN)/ridgewalk report results
 
 # Ratios against peers, printed side by side in one run (installs PyTorch and the peers).
 benchmark: $(READY)

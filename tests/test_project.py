@@ -27,6 +27,7 @@ ORDER = [
     {"run"},
     {"surrogates"},
     {"studies"},
+    {"report"},
     {"cli"},
 ]
 """A room may open those before it in this list, and itself; darcy opens files, and only studies and cli open it."""

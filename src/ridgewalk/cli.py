@@ -1,12 +1,13 @@
 """The command line: parses, then calls the library."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ridgewalk.darcy.commands import app as darcy_app
+from ridgewalk.studies.registry import NAMES, study_named
+from ridgewalk.studies.study import Preset
 from ridgewalk.surrogates.commands import register
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Bayesian deep learning that mixes.")
@@ -19,28 +20,40 @@ def ridgewalk() -> None:
     """Bayesian deep learning that mixes."""
 
 
-class Study(StrEnum):
-    """What can be reproduced."""
+@app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}; or all of them.")] = "all",
+    preset: Annotated[Preset, typer.Option(help="quick: everything, smaller; paper: full scale.")] = Preset.quick,
+    out: Annotated[Path, typer.Option(help="Where metrics and figures go, a folder per study.")] = Path("results"),
+) -> None:
+    """Run the studies; stopped at any moment, the same command goes on where it was."""
+    from ridgewalk.studies.runner import run_study  # noqa: PLC0415  (matplotlib loads only when needed)
 
-    gaussian = "gaussian"
-    logistic = "logistic"
-    outliers = "outliers"
-    everything = "all"
+    for name in NAMES if study == "all" else (study,):
+        try:
+            path = run_study(study_named(name), preset, out)
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command goes on with the piece it was at", err=True)
+            raise typer.Exit(130) from None
+        except ValueError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from error
+        typer.echo(f"written to {path.parent}")
 
 
 @app.command()
-def reproduce(
-    study: Annotated[Study, typer.Argument(help="Which study to run.")] = Study.everything,
-    out: Annotated[Path, typer.Option(help="Where metrics and figures go, a folder per study.")] = Path("results"),
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder that `reproduce` wrote.")] = Path("results"),
 ) -> None:
-    """Run the studies: tables on the screen, metrics.json and figures in a folder."""
-    from ridgewalk.studies import gaussian, logistic, outliers  # noqa: PLC0415  (JAX loads only when needed)
+    """Make one self-contained page, index.html, of the studies in a folder."""
+    from ridgewalk.report.page import write_page  # noqa: PLC0415
 
-    runs = {Study.gaussian: gaussian.run, Study.logistic: logistic.run, Study.outliers: outliers.run}
-    for name, run in runs.items():
-        if study in (name, Study.everything):
-            run(out / name.value)
-            typer.echo(f"written to {out / name.value}")
+    try:
+        path = write_page(folder)
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"written to {path}")
 
 
 def main() -> None:

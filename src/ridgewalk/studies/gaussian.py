@@ -1,126 +1,133 @@
 """The paper's 2D Gaussian: covariance error against autocorrelation time, and the first samples."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from ridgewalk.diagnostics.mixing import autocorrelation_time
-from ridgewalk.kernel import Sampler, preconditioner_matrix
-from ridgewalk.run.sample import sample
-from ridgewalk.samplers import hasgld_sa, sgld
-from ridgewalk.studies.problems import Problem, condition, paper_gaussian
-from ridgewalk.studies.record import print_table, write_metrics
-
-STEPS, BURN_IN, SEEDS = 30_000, 500, 16
-
-GRIDS: dict[str, tuple[Sampler, tuple[float, ...]]] = {
-    "SGLD": (sgld(), (0.0003, 0.0006, 0.0012, 0.002, 0.0025)),
-    "HASGLD-SA": (hasgld_sa(), (0.02, 0.05, 0.1, 0.15, 0.2)),
-}
-"""Every sampler on its own stable grid: SGLD diverges above 2/λ_max = 0.0028."""
+from ridgewalk.studies.chains import mean_and_error, operator_matrix, run_chains, slowest_time
+from ridgewalk.studies.gaussian_plots import draw_errors, draw_samples
+from ridgewalk.studies.gaussian_report import tell
+from ridgewalk.studies.gaussian_samplers import DENSE, ENTRANTS, Entrant, on_paper_grid
+from ridgewalk.studies.gaussian_verdict import best_rows, faster_at_no_more_error, verdict
+from ridgewalk.studies.problems import condition, paper_gaussian
+from ridgewalk.studies.record import save_figure
+from ridgewalk.studies.study import Outcome, Piece, Preset, Study, Values
 
 
-def measure(problem: Problem, sampler: Sampler, step_size: float, seed: int = 0) -> dict[str, Any]:
-    """Covariance error, autocorrelation time and cond(G H), mean and standard error over the seeds."""
-    result = sample(
-        jax.random.key(seed),
-        sampler,
+@dataclass(frozen=True)
+class Settings:
+    """30,000 samples a chain as in the paper; the chains are the seeds."""
+
+    steps: int = 30_000
+    burn_in: int = 500
+    seeds: int = 128
+    timed_seeds: int = 32
+    """Chains whose autocorrelation time is estimated: it takes longer than running them."""
+    seed: int = 0
+    every_step_size: bool = True
+    shown_steps: int = 2_500
+    """Figure (a) shows the samples after burn-in up to this step."""
+
+
+def measure(entrant: Entrant, step_size: float, settings: Settings) -> Values:
+    """Covariance error, autocorrelation time and cond(G H) of one sampler at one step size, over the seeds."""
+    problem = paper_gaussian()
+    row: Values = {"sampler": entrant.name, **entrant.options, "step_size": step_size, "gradients": entrant.gradients}
+    result = run_chains(
+        entrant.make(),
         problem.target,
         jnp.asarray(problem.mode),
-        steps=STEPS,
+        seed=settings.seed,
+        steps=settings.steps,
         step_size=step_size,
-        chains=SEEDS,
-        burn_in=BURN_IN,
-        progress=False,
+        chains=settings.seeds,
+        burn_in=settings.burn_in,
     )
+    if result is None:
+        return {**row, "diverged": settings.seeds}
     covariance = np.linalg.inv(problem.hessian)
-    draws = np.asarray(result.positions, float)
-    errors = [np.abs(np.cov(chain.T) - covariance).mean() for chain in draws]
-    conditions = [condition(preconditioner_matrix(state), problem.hessian) for state in result.final_states]
-    return {
-        "step_size": step_size,
-        "covariance_error": float(np.mean(errors)),
-        "covariance_error_se": float(np.std(errors) / np.sqrt(SEEDS - 1)),
-        "autocorrelation_time": float(autocorrelation_time(result).max()),
-        "worst_condition": float(max(conditions)),
-        "first_draws": draws[0, : 2_500 - BURN_IN],
+    draws = np.asarray(result.positions, float)[result.alive]
+    error, error_se = mean_and_error(np.array([np.abs(np.cov(chain.T) - covariance).mean() for chain in draws]))
+    time, time_se = slowest_time(draws[: settings.timed_seeds], entrant.turns)
+    states = [state for state, alive in zip(result.final_states, result.alive, strict=True) if alive]
+    row |= {
+        "diverged": settings.seeds - len(draws),
+        "covariance_error": error,
+        "covariance_error_se": error_se,
+        "autocorrelation_time": time,
+        "autocorrelation_time_se": time_se,
+        "worst_condition": max(condition(operator_matrix(state), problem.hessian) for state in states),
     }
+    if entrant.name in ("SGLD", DENSE):
+        shown = draws[0, : settings.shown_steps - settings.burn_in]
+        row["first_draws"] = np.round(shown, 5).tolist()
+    return row
 
 
-def verdict(table: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """SGLD at the step size of least error, and HASGLD-SA's fastest mixing at that error or less."""
-    reference = min(table["SGLD"], key=lambda row: row["covariance_error"])
-    matching = [row for row in table["HASGLD-SA"] if row["covariance_error"] <= reference["covariance_error"]]
-    ours = min(matching, key=lambda row: row["autocorrelation_time"])
-    return {
-        "sgld_error": reference["covariance_error"],
-        "sgld_time": reference["autocorrelation_time"],
-        "hasgld_error": ours["covariance_error"],
-        "hasgld_time": ours["autocorrelation_time"],
-        "hasgld_step_size": ours["step_size"],
-        "ratio": reference["autocorrelation_time"] / ours["autocorrelation_time"],
-        "worst_condition": max(row["worst_condition"] for row in table["HASGLD-SA"]),
+def _entries(settings: Settings) -> Iterator[tuple[str, Entrant, float]]:
+    for group, entrants in (("stable", ENTRANTS), ("printed", on_paper_grid())):
+        for entrant in entrants:
+            for step_size in entrant.step_sizes if settings.every_step_size else entrant.quick:
+                yield group, entrant, step_size
+
+
+def plan(settings: Settings) -> list[Piece]:
+    """A piece for every sampler and step size."""
+    pieces = []
+    for group, entrant, step_size in _entries(settings):
+        options = "".join(f"-{key}{value:g}" for key, value in entrant.options.items())
+        label = entrant.name.lower().replace(", ", "-").replace(" ", "-").replace("γ⁻¹i", "scaled-identity")
+        known = {
+            "sampler": entrant.name,
+            "options": entrant.options,
+            "step_size": step_size,
+            "steps": settings.steps,
+            "burn_in": settings.burn_in,
+            "seeds": settings.seeds,
+            "timed_seeds": settings.timed_seeds,
+            "seed": settings.seed,
+            "shown_steps": settings.shown_steps,
+        }
+
+        def make(entrant: Entrant = entrant, step_size: float = step_size) -> Values:
+            return measure(entrant, step_size, settings)
+
+        pieces.append(Piece(f"{group}-{label}{options}-step{step_size:.3g}", known, make))
+    return pieces
+
+
+def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) -> Outcome:
+    """Figures (a) and (b), the table of both grids, and who wins."""
+    rows: dict[str, list[dict[str, Any]]] = {"stable": [], "printed": []}
+    for name, row in results.items():
+        rows[name.split("-", 1)[0]].append(row)
+    best = best_rows(rows["stable"])
+    comparison = verdict(best)
+    save_figure(folder, "samples.png", draw_samples(paper_gaussian(), best, settings.burn_in, settings.shown_steps))
+    save_figure(folder, "errors.png", draw_errors(rows["stable"], rows["printed"]))
+
+    def bare(row: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in row.items() if key != "first_draws"}
+
+    numbers = {
+        "stable_grids": [bare(row) for row in rows["stable"]],
+        "paper_grid": [bare(row) for row in rows["printed"]],
+        "best": {name: bare(row) for name, row in best.items()},
+        "verdict": comparison,
+        "faster_at_no_more_error": faster_at_no_more_error(rows["stable"]),
     }
+    return Outcome(tell(settings.steps, settings.seeds, best, rows["printed"], comparison), numbers)
 
 
-def run(folder: Path) -> dict[str, Any]:
-    """Run the study and write its metrics and figure into `folder`."""
-    problem = paper_gaussian()
-    table = {name: [measure(problem, sampler, e) for e in grid] for name, (sampler, grid) in GRIDS.items()}
-    best = verdict(table)
-    _draw(folder, problem, table, best)
-    for rows in table.values():
-        for row in rows:
-            del row["first_draws"]
-    metrics = {"study": "gaussian", "steps": STEPS, "burn_in": BURN_IN, "seeds": SEEDS, "table": table, "verdict": best}
-    write_metrics(folder, metrics)
-    print_table(
-        f"2D Gaussian, {STEPS:,} steps, {SEEDS} seeds",
-        ("sampler", "step size", "covariance error", "autocorrelation time", "worst cond(G H)"),
-        [
-            (
-                name,
-                f"{row['step_size']:g}",
-                f"{row['covariance_error']:.4f} ± {row['covariance_error_se']:.4f}",
-                f"{row['autocorrelation_time']:.0f}",
-                f"{row['worst_condition']:.3g}",
-            )
-            for name, rows in table.items()
-            for row in rows
-        ],
-    )
-    return metrics
-
-
-def _draw(folder: Path, problem: Problem, table: dict[str, list[dict[str, Any]]], best: dict[str, float]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    reference = min(table["SGLD"], key=lambda row: row["covariance_error"])
-    ours = next(row for row in table["HASGLD-SA"] if row["step_size"] == best["hasgld_step_size"])
-    for axes, name, row, colour in ((left, "SGLD", reference, "tab:orange"), (middle, "HASGLD-SA", ours, "tab:blue")):
-        _scatter(axes, problem, row["first_draws"], colour)
-        axes.set_title(f"{name}, step size {row['step_size']:g}:\nsteps 500 to 2,500")
-    for (name, rows), colour, marker in zip(table.items(), ("tab:orange", "tab:blue"), ("s", "o"), strict=True):
-        times = [row["autocorrelation_time"] for row in rows]
-        errors = [row["covariance_error"] for row in rows]
-        bars = [2 * row["covariance_error_se"] for row in rows]
-        right.errorbar(times, errors, bars, color=colour, marker=marker, capsize=3, label=name)
-    right.set(xscale="log", yscale="log", xlabel="autocorrelation time (steps)", ylabel="covariance error")
-    right.set_title("error and mixing over step sizes:\nlower left is better")
-    right.legend()
-    figure.savefig(folder / "gaussian.png", dpi=150)
-
-
-def _scatter(axes: Axes, problem: Problem, draws: np.ndarray, colour: str) -> None:
-    x, y = np.meshgrid(np.linspace(-0.42, 0.42, 120), np.linspace(-3.4, 3.4, 120))
-    points = np.stack([x, y], axis=-1)
-    height = np.exp(-0.5 * np.einsum("...i,ij,...j", points, problem.hessian, points))
-    axes.contour(x, y, height, levels=[0.011, 0.135, 0.607], colors="0.5", linewidths=1)
-    axes.plot(draws[:, 0], draws[:, 1], ".", markersize=2, color=colour)
-    axes.set(xlabel="x", ylabel="y", xlim=(-0.42, 0.42), ylim=(-3.4, 3.4))
+STUDY = Study(
+    "gaussian",
+    {Preset.quick: Settings(seeds=16, timed_seeds=16, every_step_size=False), Preset.paper: Settings()},
+    "16 seeds in place of 128, and one to three step sizes a "
+    "sampler (and one friction) in place of five (and two). Chains have their full 30,000 steps.",
+    plan,
+    assemble,
+)

@@ -1,0 +1,1 @@
+"""Report: metrics and figures in, one HTML page out; nothing is sampled here."""
