@@ -4,8 +4,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ridgewalk.kernel import Sampler
-from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgnht
+from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
 from ridgewalk.surrogates.mlp import mlp
 from ridgewalk.surrogates.model import Network
 from ridgewalk.surrogates.networks import permeability_network, source_network
@@ -55,6 +57,20 @@ def sampler_of(sampler: Any) -> Sampler:
         hint = "; call it: ridgewalk.sgld()" if callable(sampler) else ""
         raise ValueError(f"sampler: {sampler!r} is not a ridgewalk.Sampler{hint}; or use one of {_listed(SAMPLERS)}")
     return sampler
+
+
+def sparse_sampler(sampler: Sampler, sparsity: float, burn_in: int) -> Sampler:
+    """The sampler with pruning in the first three quarters of the burn-in; as it is for a sparsity of 0."""
+    number = isinstance(sparsity, int | float | np.number) and not isinstance(sparsity, bool)
+    if not (number and 0 <= sparsity < 1):
+        raise ValueError(f"sparsity: {sparsity!r} is no share of the weights; use a number in [0, 1), such as 0.7")
+    if sparsity == 0:
+        return sampler
+    if sampler.pruning is not None:
+        raise ValueError(f"sparsity: {sparsity} with a sampler that is pruned already; leave one of them out")
+    if burn_in < 2:
+        raise ValueError(f"burn_in: {burn_in} steps leave no time to prune in; use 100 or more with sparsity")
+    return pruned(sampler, float(sparsity), stop=max(1, 3 * burn_in // 4))
 
 
 def _listed(names: dict[str, Any]) -> str:

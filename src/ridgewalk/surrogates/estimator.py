@@ -13,13 +13,14 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from ridgewalk.run.plan import Every
 from ridgewalk.surrogates import checked
-from ridgewalk.surrogates.choices import network_of, sampler_of
+from ridgewalk.surrogates.choices import network_of, sampler_of, sparse_sampler
 from ridgewalk.surrogates.correction import Correction, Held, Kind, correct, no_correction
 from ridgewalk.surrogates.fitting import Explored, explore, mixing
 from ridgewalk.surrogates.model import Network
 from ridgewalk.surrogates.prediction import predict_scaled
 from ridgewalk.surrogates.predictive import Predictive
 from ridgewalk.surrogates.problem import LikelihoodName, NoiseKind, Spec, define
+from ridgewalk.surrogates.pruned_draws import PrunedNetworks
 from ridgewalk.surrogates.report import FitReport
 from ridgewalk.surrogates.scaling import InputScaling, OutputScales, OutputScaling, fit_inputs, fit_outputs
 from ridgewalk.types import PyTree
@@ -57,6 +58,8 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         prior: the spread of each weight in units of its layer's at the start; or a log prior of the position, passed
             to `Posterior` as it is. Positions are {"network": weights, "log_noise": log σ} with the Gaussian
             likelihood, and the weights alone with the other.
+        sparsity: share of the weights, biases aside, that is pruned in the course of the burn-in; 0 for none. A pruned
+            model is smaller on disk, and predicts few examples at a time by sparse products.
         noise: learnt for "each" output, or "shared" by all.
         relative_error: what "relative_l2" expects of one example; its temperature is this over the outputs' number.
         optimiser_steps: steps of Adam for each chain; 0 starts sampling from random weights.
@@ -85,6 +88,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         *,
         likelihood: LikelihoodName = "gaussian",
         prior: Any = 1.0,
+        sparsity: float = 0.0,
         noise: NoiseKind = "each",
         relative_error: float = 0.02,
         optimiser_steps: int = 1500,
@@ -108,6 +112,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         self.sampler = sampler
         self.likelihood = likelihood
         self.prior = prior
+        self.sparsity = sparsity
         self.noise = noise
         self.relative_error = relative_error
         self.optimiser_steps = optimiser_steps
@@ -132,7 +137,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         parameters = self.get_params(deep=False)
         checked.check_choices(parameters)
         network_of(self.network)
-        sampler = sampler_of(self.sampler)
+        sampler = sparse_sampler(sampler_of(self.sampler), self.sparsity, self.burn_in)
         x, targets = self._checked_data(X, y)
         seed = checked.seed_of(self.random_state, self.checkpoint is not None)
         flat = targets.reshape(len(targets), -1)
@@ -153,6 +158,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
             predicted = predict_scaled(spec, found.draws, scaled[held])
             checks = correct(predicted, outputs.forward(flat[held]), self.recalibration, seed)
         self._fitted = fitted._replace(draws=jax.tree.leaves(found.draws), correction=checks.correction)
+        self._pruned = PrunedNetworks()
         self.report_ = self._report(spec, found, checks, scaled[held if held.size else learn], len(held))
         return self
 
@@ -222,8 +228,9 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         x = validate_data(self, X, dtype=np.float64, allow_nd=True, ensure_all_finite=False, reset=False)
         checked.finite_rows("X", x)
         checked.check_likeness("X", x.shape[1:], self._fitted.input_shape)
-        spec = self._spec(self._fitted)
-        return predict_scaled(spec, self.draws_, self._fitted.inputs.forward(x).astype(self.dtype))
+        spec, scaled = self._spec(self._fitted), self._fitted.inputs.forward(x).astype(self.dtype)
+        sparse = self._pruned.predict(spec, self.draws_, scaled) if self.sparsity else None
+        return predict_scaled(spec, self.draws_, scaled) if sparse is None else sparse
 
     @property
     def draws_(self) -> PyTree:

@@ -9,22 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgewalk.surrogates.predictive import Predictive
+from ridgewalk.surrogates.predictive import Predictive, with_least_spread
 from ridgewalk.surrogates.problem import Problem, Spec, define
 from ridgewalk.types import PyTree
 
 Array = NDArray[np.float64]
 
 EXAMPLES_AT_ONCE = 256
-SMALLEST_SPREAD = 1e-6
-"""In units of an output's own spread: intervals never collapse to a point, however equal the draws are."""
 
 
 def predict_scaled(spec: Spec, draws: PyTree, x: np.ndarray) -> Predictive:
     """μ and σ of observations in scaled units: σ² = Var_draws[f] + mean_draws[noise²]."""
     parts = [_compiled(spec).moments(draws, part) for part in _padded(x)]
     mean, variance = (np.concatenate([np.asarray(p[i], float) for p in parts])[: len(x)] for i in (0, 1))
-    return Predictive(mean, np.sqrt(np.maximum(variance, SMALLEST_SPREAD**2)))
+    return with_least_spread(mean, variance)
 
 
 def predict_each(spec: Spec, draws: PyTree, x: np.ndarray) -> np.ndarray:

@@ -18,6 +18,15 @@ class Predictive(NamedTuple):
     spread: Array
 
 
+SMALLEST_SPREAD = 1e-6
+"""In units of an output's own spread: intervals never collapse to a point, however equal the draws are."""
+
+
+def with_least_spread(mean: np.ndarray, variance: np.ndarray) -> Predictive:
+    """μ and σ from a variance in scaled units."""
+    return Predictive(mean, np.sqrt(np.maximum(variance, SMALLEST_SPREAD**2)))
+
+
 class Intervals(NamedTuple):
     """Central intervals, (level, example, output), one pair of ends per level."""
 

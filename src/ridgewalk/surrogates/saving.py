@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from ridgewalk.surrogates.choices import NETWORKS
 from ridgewalk.surrogates.correction import Correction
 from ridgewalk.surrogates.estimator import Fitted, SurrogateRegressor
 from ridgewalk.surrogates.model import Network
+from ridgewalk.surrogates.packed import Packed
 from ridgewalk.surrogates.problem import define
+from ridgewalk.surrogates.pruned_draws import PrunedNetworks, pack_draws, unpack_draws
 from ridgewalk.surrogates.report import report_from_json
 from ridgewalk.surrogates.scaling import InputScaling, OutputScales
 
@@ -47,7 +50,8 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
     """Write beside the final name, force to the disk, then rename."""
     refuse_to_replace(path, overwrite)
     fitted = model._fitted
-    arrays = {f"draws.{i:04d}": np.ascontiguousarray(leaf) for i, leaf in enumerate(fitted.draws)}
+    runs = pack_draws(fitted.draws)
+    arrays = {_name(run, array, part): getattr(array, part) for run, array, part in _parts(runs)}
     arrays |= {
         "inputs.centre": fitted.inputs.centre,
         "inputs.scale": fitted.inputs.scale,
@@ -70,6 +74,7 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
         "correction": {"kind": fitted.correction.kind, "scale": fitted.correction.scale},
         "leaves": _leaves(model, fitted),
         "draws": len(fitted.draws[0]),
+        "runs": len(runs),
         "arrays_sha256": hashlib.sha256(content).hexdigest(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +86,25 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
     write_atomically(fresh / REPORT, _json(model.report_.to_json()))
     force_to_disk([fresh])
     _put_in_place(fresh, path)
+
+
+def _parts(runs: list[list[Packed]]) -> Iterator[tuple[int, Packed, str]]:
+    return ((number, array, part) for number, run in enumerate(runs) for array in run for part in ("bits", "values"))
+
+
+def _name(run: int, array: Packed, part: str) -> str:
+    return f"draws.{run}.{int(array.name):04d}.{part}"
+
+
+def _unpacked(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The draws, from the bits and numbers of every run of them."""
+
+    def packed(run: int, leaf: int, shape: list[int]) -> Packed:
+        here = f"draws.{run}.{leaf:04d}"
+        return Packed(str(leaf), tuple(shape), arrays[f"{here}.bits"], arrays[f"{here}.values"])
+
+    shapes = [leaf["shape"] for leaf in about["leaves"]]
+    return unpack_draws([[packed(run, i, shape) for i, shape in enumerate(shapes)] for run in range(about["runs"])])
 
 
 def refuse_to_replace(path: Path, overwrite: bool) -> None:
@@ -121,7 +145,7 @@ def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | No
     try:
         arrays = load(content)
         fitted = Fitted(
-            draws=[arrays[f"draws.{i:04d}"] for i in range(len(about["leaves"]))],
+            draws=_unpacked(about, arrays),
             inputs=InputScaling(arrays["inputs.centre"], arrays["inputs.scale"]),
             outputs=OutputScales(arrays["outputs.centre"], arrays["outputs.scale"]),
             correction=Correction(**about["correction"], scores=arrays["correction.scores"]),
@@ -129,10 +153,10 @@ def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | No
             output_shape=tuple(about["output_shape"]),
             examples=about["examples"],
         )
-    except (SafetensorError, KeyError, TypeError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelError(f"{path}: it is damaged ({error!r})") from error
     _check_leaves(model, fitted, about, path)
-    model._fitted = fitted
+    model._fitted, model._pruned = fitted, PrunedNetworks()
     model.n_features_in_ = about["features"]
     if about["feature_names"]:
         model.feature_names_in_ = np.array(about["feature_names"], dtype=object)
