@@ -1,13 +1,16 @@
 """Studies are made in pieces that survive, under the settings they were made with and no others."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tests.studies.toy import toy_study
 from typer.testing import CliRunner
 
 from ridgewalk.cli import app
-from ridgewalk.studies import progress, registry, runner
+from ridgewalk.run.health import DivergenceError
+from ridgewalk.samplers import sgld
+from ridgewalk.studies import chains, progress, registry, runner
 from ridgewalk.studies.schema import Number, Table, as_json, beside_paper, from_json, judge
 from ridgewalk.studies.study import Preset
 
@@ -129,3 +132,17 @@ def test_every_study_of_the_registry_has_both_presets_and_distinct_pieces():
             plan = study.plan(study.presets[preset])
             assert len({piece.name for piece in plan}) == len(plan)
             assert all(json.loads(json.dumps(dict(piece.settings))) for piece in plan)
+
+
+def test_a_run_that_was_stopped_or_diverged_is_no_result(monkeypatch):
+    """`sample` returns what there is after Ctrl-C; a piece must not be made of it."""
+    run = {"seed": 0, "steps": 10, "step_size": 0.1}
+    monkeypatch.setattr(chains, "sample", lambda *_, **__: SimpleNamespace(steps=7))
+    with pytest.raises(KeyboardInterrupt):
+        chains.run_chains(sgld(), None, None, **run)
+
+    def diverge(*_, **__):
+        raise DivergenceError("all chains diverged")
+
+    monkeypatch.setattr(chains, "sample", diverge)
+    assert chains.run_chains(sgld(), None, None, **run) is None
