@@ -34,6 +34,8 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/darcy.py
 	$(BIN)/python benchmarks/networks.py
+	$(BIN)/python benchmarks/pruning.py
+	$(BIN)/python benchmarks/run.py
 
 clean:
 	rm -rf $(VENV) results build dist

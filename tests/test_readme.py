@@ -45,7 +45,8 @@ def test_commands_of_the_tool(tmp_path):
             program = [sys.executable, "-c", "from ridgewalk.cli import main; main()", *words[1:]]
             done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=False)
             assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"permeability.zarr", "sample.png"}
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {"permeability.zarr", "sample.png", "test.zarr", "model", "predictions.npz"}
 
 
 def test_make_targets_exist():
