@@ -249,3 +249,14 @@ def test_a_fit_that_stops_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(optimise, "_advance", None)  # the optimiser phase is over: it is not done again
         np.testing.assert_array_equal(tiny(**settings).fit(x, y).predict(x), whole)
+
+
+def test_few_examples_are_not_drowned_by_many_weights():
+    """4,418 weights and 160 targets: at the full temperature the chains forget what the optimiser learnt (R² = 0)."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (300, 2))
+    y = np.sin(2 * x[:, 0]) * x[:, 1] + 0.1 * rng.normal(size=300)
+    model = rw.SurrogateRegressor("mlp", random_state=0).fit(x[:200], y[:200])
+    assert model.report_.data_weight == pytest.approx(4418 / 160, rel=0.01)
+    assert "counts 27.6 times" in str(model.report_)
+    assert model.score(x[200:], y[200:]) > 0.9

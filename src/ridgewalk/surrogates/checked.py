@@ -71,8 +71,9 @@ def check_choices(parameters: dict[str, Any]) -> None:
     for name in ("learning_rate", "relative_error"):
         _positive(name, parameters[name])
     _check_prior(parameters["prior"])
-    if parameters["step_size"] != "auto":
-        _positive("step_size", parameters["step_size"])
+    for name in ("step_size", "data_weight"):
+        if parameters[name] != "auto":
+            _positive(name, parameters[name])
     if not (isinstance(parameters["holdout"], int | float) and 0 <= parameters["holdout"] < 1):
         raise ValueError(f"holdout: {parameters['holdout']!r} is no share of the examples; use 0.2, or 0 for none")
     left = parameters["steps"] - parameters["burn_in"]
@@ -118,7 +119,7 @@ def _whole(name: str, value: Any, least: int) -> None:
 def _positive(name: str, value: Any) -> None:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (number and np.isfinite(value) and value > 0):
-        also = ", or 'auto'" if name == "step_size" else ""
+        also = ", or 'auto'" if name in ("step_size", "data_weight") else ""
         raise ValueError(f"{name}: {value!r} is not a positive finite number{also}")
 
 

@@ -19,7 +19,7 @@ from ridgewalk.surrogates.fitting import Explored, explore, mixing
 from ridgewalk.surrogates.model import Network
 from ridgewalk.surrogates.prediction import predict_scaled
 from ridgewalk.surrogates.predictive import Predictive
-from ridgewalk.surrogates.problem import LikelihoodName, NoiseKind, Spec, define
+from ridgewalk.surrogates.problem import LikelihoodName, NoiseKind, Spec, cold_weight, define
 from ridgewalk.surrogates.pruned_draws import PrunedNetworks
 from ridgewalk.surrogates.report import FitReport
 from ridgewalk.surrogates.scaling import InputScaling, OutputScales, OutputScaling, fit_inputs, fit_outputs
@@ -60,6 +60,9 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
             likelihood, and the weights alone with the other.
         sparsity: share of the weights, biases aside, that is pruned in the course of the burn-in; 0 for none. A pruned
             model is smaller on disk, and predicts few examples at a time by sparse products.
+        data_weight: the power of the likelihood, 1 for the posterior as it is. "auto" is 1, or the number of weights
+            over the number of targets where there are more weights: their warmth would else drown what was learnt
+            (a cold posterior; what it lacks in spread the recalibration puts back).
         noise: learnt for "each" output, or "shared" by all.
         relative_error: what "relative_l2" expects of one example; its temperature is this over the outputs' number.
         optimiser_steps: steps of Adam for each chain; 0 starts sampling from random weights.
@@ -89,6 +92,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         likelihood: LikelihoodName = "gaussian",
         prior: Any = 1.0,
         sparsity: float = 0.0,
+        data_weight: float | str = "auto",
         noise: NoiseKind = "each",
         relative_error: float = 0.02,
         optimiser_steps: int = 1500,
@@ -113,6 +117,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         self.likelihood = likelihood
         self.prior = prior
         self.sparsity = sparsity
+        self.data_weight = data_weight
         self.noise = noise
         self.relative_error = relative_error
         self.optimiser_steps = optimiser_steps
@@ -182,11 +187,14 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
             typical = _typical(fitted.outputs)
             parts = (fitted.outputs.centre, fitted.outputs.scale)
             units = tuple(tuple((part[varying] / typical).tolist()) for part in parts)
+        network, outputs = network_of(self.network), int(varying.sum())
+        sizes = fitted.input_shape, outputs, fitted.examples
         return Spec(
-            network=network_of(self.network),
+            network=network,
             input_shape=fitted.input_shape,
-            outputs=int(varying.sum()),
+            outputs=outputs,
             examples=fitted.examples,
+            data_weight=cold_weight(network, *sizes) if self.data_weight == "auto" else float(self.data_weight),
             likelihood=self.likelihood,
             prior=self.prior,
             noise=self.noise,
@@ -207,6 +215,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
             held_out=held,
             outputs=spec.outputs,
             constant_outputs=int(outputs.centre.size - spec.outputs),
+            data_weight=spec.data_weight,
             chains=found.chains,
             draws=len(self._fitted.draws[0]),
             phases=found.phases,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.surrogates.likelihoods import Batch, gaussian, relative_l2
-from ridgewalk.surrogates.model import Model, Network, Shape
+from ridgewalk.surrogates.model import Model, Network, Shape, count_weights
 from ridgewalk.target import Posterior
 from ridgewalk.types import Key, PyTree, Scalar
 
@@ -31,6 +31,8 @@ class Spec(NamedTuple):
     prior: Any
     noise: NoiseKind
     relative_error: float
+    data_weight: float
+    """The power of the likelihood: how often every example counts."""
     units: tuple[tuple[float, ...], tuple[float, ...]] | None
     """Centre and scale of the outputs in units of their typical size, which the relative error needs."""
     dtype: str
@@ -66,6 +68,12 @@ def relative_gaussian(model: Model, scale: float) -> Callable[[PyTree], Scalar]:
     return log_prior
 
 
+def cold_weight(network: Network, input_shape: Shape, outputs: int, examples: int) -> float:
+    """Weights over targets, at least 1."""
+    weights = count_weights(jax.eval_shape(network.build(input_shape, outputs).init, jax.random.key(0)))
+    return max(1.0, weights / (examples * outputs))
+
+
 def define(spec: Spec) -> Problem:
     """The problem of a specification; the same object for the same specification, where it can be hashed."""
     try:
@@ -98,12 +106,15 @@ def _define(spec: Spec) -> Problem:
 
     def with_noise_prior(position: PyTree, batch: Batch) -> jax.Array:
         # Each example carries its share of the noise's prior, so that the user's prior stays what it is.
-        return known.log_likelihood(position, batch) + known.log_prior(position) / spec.examples
+        return weighted(position, batch) + known.log_prior(position) / spec.examples
+
+    def weighted(position: PyTree, batch: Batch) -> jax.Array:
+        return spec.data_weight * known.log_likelihood(position, batch)
 
     return Problem(
         start=start,
         log_prior=known.log_prior if is_scale else spec.prior,
-        log_likelihood=known.log_likelihood if is_scale else with_noise_prior,
+        log_likelihood=weighted if is_scale else with_noise_prior,
         outputs=lambda position, x: model.apply(weights(position), x),
         noise=known.noise,
     )

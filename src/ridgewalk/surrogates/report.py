@@ -31,6 +31,8 @@ class FitReport:
     held_out: int
     outputs: int
     constant_outputs: int
+    data_weight: float
+    """How often every example counted: more than once where there are more weights than targets."""
     chains: int
     draws: int
     phases: tuple[Phase, ...]
@@ -56,6 +58,8 @@ class FitReport:
             f"network {self.network}, {self.weights:,} weights; sampler {self.sampler}, {self.chains} chains",
             f"{self.examples} examples to learn from, {self.held_out} held out; {self.outputs} outputs{constant}",
         ]
+        if self.data_weight != 1:
+            lines.append(f"every example counts {self.data_weight:.3g} times (data_weight)")
         for phase in self.phases:
             lines.append(
                 f"{phase.name}: {phase.steps:,} steps in {phase.seconds:.1f} s, "
