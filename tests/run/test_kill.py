@@ -66,7 +66,7 @@ def check(case, kills, tmp_path, seed):
 
 
 def test_a_killed_run_ends_like_an_untouched_one(tmp_path):
-    check("dense-memmap", 4, tmp_path, seed=1)
+    check("dense-memmap", 3, tmp_path, seed=1)
 
 
 @pytest.mark.slow

@@ -256,7 +256,9 @@ def test_few_examples_are_not_drowned_by_many_weights():
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, (300, 2))
     y = np.sin(2 * x[:, 0]) * x[:, 1] + 0.1 * rng.normal(size=300)
-    model = rw.SurrogateRegressor("mlp", random_state=0).fit(x[:200], y[:200])
+    model = rw.SurrogateRegressor(
+        "mlp", random_state=0, learning_rate=0.01, optimiser_steps=1_000, steps=200, burn_in=100
+    ).fit(x[:200], y[:200])
     assert model.report_.data_weight == pytest.approx(4418 / 160, rel=0.01)
     assert "counts 27.6 times" in str(model.report_)
     assert model.score(x[200:], y[200:]) > 0.9

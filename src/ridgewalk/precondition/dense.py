@@ -103,7 +103,8 @@ class Dense(Settling):
         """Collect the pair of this step; with the last of M, average."""
         a = operator.factor_transpose(transition.covector) + transition.noise
         b = operator.factor_transpose(transition.gradient_at(transition.after) - transition.gradient)
-        aa, ab, bb = a @ a, a @ b, b @ b
+        pair = jnp.stack([a, b])
+        (aa, ab), (_, bb) = pair @ pair.T
         good = usable(aa, ab, bb)
         pairs = transition.step // self.curvature_every
         row = (pairs - 1) % self.memory
@@ -128,4 +129,6 @@ class Dense(Settling):
         core = jnp.zeros_like(gram)
         for pair in range(self.memory):
             core = bfgs_core(gram, core, jnp.ones((), gram.dtype), pair, self.memory + pair, self.damping)
-        return root + (root @ vectors.T) @ mixed_root(gram, core, omega, self.growth) @ vectors
+        # G is S Sᵀ whatever S is, so that rounding in the root is no mismatch of the two.
+        change = mixed_root(gram, core, omega, self.growth, quick=True)
+        return root + ((root @ vectors.T) @ change) @ vectors
