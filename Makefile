@@ -17,7 +17,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Statistical and full-scale runs that do not fit the ten minutes of the default suite.
 test-slow: $(READY)

@@ -37,7 +37,7 @@ def _is_threefry(key: Key) -> bool:
 
 
 def _single_precision(key: Key, size: int) -> Vector:
-    """The numbers of `jax.random.normal` but for their order, at a third to a half of its cost on CPU.
+    """Numbers of the same law as `jax.random.normal`'s, at a third to a half of their cost on CPU.
 
     Both words of each threefry hash are used, where `jax.random.bits` (so that shards agree) makes one word of them;
     and many numbers are made a part at a time, because the generator passes over its array again and again.

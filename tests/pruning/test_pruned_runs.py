@@ -128,3 +128,9 @@ def test_sparsity_of_a_network_is_exact(scope, sampler):
     kept = [np.asarray(state.mask) for state in result.final_states]
     assert all(int(mask.sum()) == 231 - sum(count[0, 0] for count in zeros.values()) for mask in kept)
     assert np.any(kept[0] != kept[1])
+
+
+def test_an_adaptive_prior_is_refused():
+    target = rw.Posterior(rw.spike_and_slab(), lambda w, batch: -0.5 * (batch - w.sum()) ** 2, jnp.ones(4))
+    with pytest.raises(ValueError, match="log_prior: it learns"):
+        rw.build_kernel(rw.pruned(rw.sgld(), 0.5, stop=2, leaves=lambda name, leaf: True), target).init(jnp.ones(4))

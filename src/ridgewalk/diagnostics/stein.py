@@ -97,6 +97,11 @@ def stein_discrepancy(
     temperature = result.sampler.dynamics.temperature
     if not temperature > 0:
         raise ValueError(f"temperature: {temperature} is no sampling temperature, so the draws have no target")
+    if result.sampler.pruning is not None:
+        raise ValueError(
+            "result: its chains are pruned, so each has a target of its own, the posterior given its zeros; take "
+            "stein_discrepancy_of with the kept coordinates of one chain and of the gradients there"
+        )
     positions = thinned_positions(result, max_draws, "the Stein discrepancy")
     both = map_gradients(result, positions, lambda position, gradient: jnp.stack([position, gradient]), examples)
     both = both.reshape(-1, 2, both.shape[-1])

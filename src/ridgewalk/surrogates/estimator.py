@@ -62,7 +62,8 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
             model is smaller on disk, and predicts few examples at a time by sparse products.
         data_weight: the power of the likelihood, 1 for the posterior as it is. "auto" is 1, or the number of weights
             over the number of targets where there are more weights: their warmth would else drown what was learnt
-            (a cold posterior; what it lacks in spread the recalibration puts back).
+            (a cold posterior; what it lacks in spread the recalibration puts back). Gradient noise makes up for
+            part of it: see `step_rule`.
         noise: learnt for "each" output, or "shared" by all.
         relative_error: what "relative_l2" expects of one example; its temperature is this over the outputs' number.
         optimiser_steps: steps of Adam for each chain; 0 starts sampling from random weights.
