@@ -20,6 +20,7 @@ def test_paper_gaussian_mixes_fifty_times_faster_at_no_more_error():
     assert best["ratio"] >= 50
 
 
+@pytest.mark.slow
 def test_logistic_regression_is_as_good_as_with_the_true_covariance():
     assert np.linalg.cond(logistic_regression().hessian) == pytest.approx(1.4e5, rel=0.05)
     settings = logistic.STUDY.presets["quick"]
