@@ -44,7 +44,7 @@ def forget_after(folder: Path, step: int) -> None:
             path.unlink()
 
 
-EVERY_TIME = {"sgld", "dense", "low_rank", "sgnht"}
+EVERY_TIME = {"dense", "low_rank"}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_resume_is_bit_identical(tmp_path, name):
     [
         {"chain_method": "sequential", "chains": 2},
         {"replacement": False, "chains": 2},
-        {"step_size": optax.polynomial_schedule(1e-3, 1e-4, 0.5, 60)},
+        pytest.param({"step_size": optax.polynomial_schedule(1e-3, 1e-4, 0.5, 60)}, marks=pytest.mark.slow),
         {"target": rw.svrg(REGRESSION.target, every=7)},
         {"keep": "moments", "chains": 2},
         {"collect": jnp.sum, "chains": 2},
