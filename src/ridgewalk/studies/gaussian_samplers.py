@@ -79,8 +79,8 @@ ENTRANTS: tuple[Entrant, ...] = (
     Entrant(
         DENSE,
         lambda: hasgld_sa(form="dense", memory=MEMORY),
-        (0.02, 0.035, 0.05, 0.07, 0.1),
-        (0.035, 0.05, 0.07),
+        (0.02, 0.035, 0.05, 0.07, 0.1, 0.2),
+        (0.035, 0.05, 0.07, 0.2),
         {"memory": MEMORY},
         gradients=2,
     ),
