@@ -45,7 +45,8 @@ def _best_table(best: dict[str, Row], steps: int, seeds: int) -> Table:
 def _ratio(comparison: dict[str, Any], what: str) -> Number:
     value, error = comparison[f"{what}_ratio"], comparison[f"{what}_ratio_se"]
     if comparison["limit"] > 1:  # handed the truth: matched is enough
-        mark = "better" if value < 1 - 2 * error else "equal" if value <= comparison["limit"] else "worse"
+        above = value - 2 * error > comparison["limit"]
+        mark = "worse" if above else "better" if value < 1 - 2 * error else "equal"
         return Number(value, error, ".2f", mark=mark)  # type: ignore[arg-type]
     return Number(value, error, ".2g" if value < 0.095 else ".2f", mark=judge(value, 1.0, error=2 * error))
 
@@ -63,7 +64,8 @@ def _verdict_table(comparison: dict[str, Any]) -> Table:
         ("other sampler", *columns),
         tuple(rows),
         f"Covariance errors and autocorrelation times of the table above, divided. “Equal” is within two standard "
-        f"errors of 1. {ORACLE}, cannot be beaten by learning: “equal” there is up to {ALLOWANCE:g}.",
+        f"errors of 1. {ORACLE}, cannot be beaten by learning: “equal” there is within two standard errors of "
+        f"{ALLOWANCE:g}, or below.",
     )
 
 
@@ -99,6 +101,13 @@ def _said(comparison: dict[str, Any], best: dict[str, Row]) -> tuple[str, ...]:
             for kind in ("below", "close", "above")
         }
         outcome = f"has both lower error and lower autocorrelation time than: {names['below'] or 'none'}"
+        unsure = [
+            other
+            for other, row in against.items()
+            if row["standing"] == "below" and other != ORACLE and row["error_ratio"] + 2 * row["error_ratio_se"] > 1
+        ]
+        if unsure:
+            outcome += f" (in error by less than two standard errors: {', '.join(unsure)})"
         if names["close"]:
             outcome += f"; not to be told apart at this number of seeds from: {names['close']}"
         if names["above"]:

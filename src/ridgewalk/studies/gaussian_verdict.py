@@ -24,7 +24,7 @@ def best_rows(rows: list[Row]) -> dict[str, Row]:
 
 
 def ratio(ours: Row, theirs: Row, what: str) -> tuple[float, float]:
-    """Ours over theirs, with its standard error (the runs are independent)."""
+    """Ours over theirs, with its standard error as of independent runs: a little too large, as seeds are shared."""
     value = ours[what] / theirs[what]
     parts = [row[f"{what}_se"] / row[what] for row in (ours, theirs)]
     return value, value * math.hypot(*parts)
