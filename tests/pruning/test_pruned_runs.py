@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.pruning.pruning_cases import draws_of, regression, start
 from tests.run.problems import assert_same_run
+from tests.run.test_checkpoint import SAMPLERS as RESUMED
 from tests.run.test_checkpoint import forget_after
 
 import ridgewalk as rw
@@ -13,18 +14,7 @@ from ridgewalk.layout import leaf_names
 from ridgewalk.run.fingerprint import describe, differences
 
 REGRESSION = regression()
-SAMPLERS = {
-    "sgld": rw.sgld(),
-    "psgld": rw.psgld(),
-    "sgrld": rw.sgrld(lambda position: jnp.eye(8)),
-    "hamcmc": rw.hamcmc(),
-    "dense": rw.hasgld_sa(memory=2),
-    "limited": rw.hasgld_sa(form="limited", memory=2),
-    "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
-    "sghmc": rw.sghmc(),
-    "sgnht": rw.sgnht(),
-    "svrg": rw.sgld(),
-}
+SAMPLERS = {**RESUMED, "sgrld": rw.sgrld(lambda position: jnp.eye(8)), "svrg": rw.sgld()}
 
 
 def run(sampler, *, sparsity=0.5, target=REGRESSION.target, **options):
