@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-slow lint reproduce benchmark clean
+.PHONY: test test-slow lint docs reproduce benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 lint: $(READY)
@@ -23,6 +23,10 @@ test: lint
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
+# The documentation, into site/index.html; the tests build it too, and run every block of it.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 # The main job: from nothing to a page, results/index.html. Stopped, it goes on where it was.
 reproduce: $(READY)
 	$(BIN)/ridgewalk reproduce all --preset quick --out results
@@ -30,7 +34,7 @@ reproduce: $(READY)
 
 # Ratios against peers, printed side by side in one run (installs PyTorch and the peers).
 benchmark: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,peers]'
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/darcy.py
 	$(BIN)/python benchmarks/networks.py
@@ -38,4 +42,4 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) results build dist
+	rm -rf $(VENV) results site build dist

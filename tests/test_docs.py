@@ -1,0 +1,161 @@
+"""Every code block of the documentation is run, and the site is built, strictly, into pages that need no network."""
+
+import html
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+import yaml
+
+import ridgewalk as rw
+from ridgewalk.cli import app
+from ridgewalk.studies import schema
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+
+HEAVY = {
+    "pip install -e .": "every test runs in an environment that was made so",
+    "make test": "it runs this",
+    "make lint": "a part of `make test`",
+    "make test-slow": "an hour or more",
+    "make reproduce": "the studies have tests of their own",
+    "make benchmark": "installs PyTorch",
+    "make docs": "test_site builds the site",
+    "ridgewalk reproduce all --preset quick --out results": "12 minutes; the studies have tests of their own",
+    "ridgewalk report results": "tests/studies/test_report.py",
+    "ridgewalk fit --data permeability.zarr --inputs permeability --targets flux --network permeability --out model": (
+        "8 million weights; tests/surrogates/test_darcy_surrogate.py fits a smaller one"
+    ),
+}
+"""Commands that no test of this file runs, and why."""
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    line: int
+    """Of the page, where the text begins."""
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = re.finditer(r"^```(\w+)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return [Block(match[1], match[2], text[: match.start(2)].count("\n") + 1) for match in found]
+
+
+BLOCKS = {page.relative_to(ROOT).as_posix(): blocks_of(page) for page in PAGES}
+COMMANDS = [
+    line.split("#")[0].strip()
+    for blocks in BLOCKS.values()
+    for block in blocks
+    if block.language == "sh"
+    for line in block.text.splitlines()
+]
+
+
+@pytest.fixture
+def as_a_user(tmp_path, monkeypatch):
+    """JAX as it comes, and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    before = {name: getattr(jax.config, name) for name in ("jax_enable_x64", "jax_numpy_rank_promotion")}
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if any(b.language == "python" for b in blocks)])
+def test_blocks_run_in_order(page, as_a_user, capsys):
+    """A page is one session: later blocks use the names and files of earlier ones."""
+    names = {"__name__": "__main__"}
+    for block in BLOCKS[page]:
+        if block.language == "python":
+            exec(compile("\n" * (block.line - 1) + block.text, ROOT / page, "exec"), names)
+        for command in block.text.splitlines() if block.language == "sh" else ():
+            program, *words = shlex.split(command.split("#")[0])
+            if program == "ridgewalk" and command.strip() not in HEAVY:
+                app(words, standalone_mode=False)
+    assert capsys.readouterr().out
+
+
+def test_every_block_and_command_is_run_or_has_a_reason():
+    assert {block.language for blocks in BLOCKS.values() for block in blocks} == {"python", "sh"}
+    left_out = {command for command in COMMANDS if not command.startswith("ridgewalk") or command in HEAVY}
+    assert left_out == set(HEAVY), "HEAVY must name exactly the commands that are not run"
+
+
+@pytest.fixture(scope="module", name="site")
+def _site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_site(site):
+    """Strict: no dead link or missing page. All of it is there, all formulae are drawn, and nothing is fetched."""
+    pages = {path: path.read_text() for path in site.rglob("*.html")}
+    assert {page.relative_to(DOCS).with_suffix(".html") for page in PAGES if page.is_relative_to(DOCS)} <= {
+        path.relative_to(site) for path in pages
+    }
+    for path, text in pages.items():
+        fetched = re.findall(r"<(?:script|img|iframe|source)[^>]*\bsrc=\"?([^\s\">]+)", text)
+        fetched += re.findall(r"<link[^>]*\brel=\"?(?:stylesheet|icon|preconnect)[^>]*", text)
+        assert not [address for address in fetched if "//" in address], path
+        for picture in re.findall(r"<img[^>]*\bsrc=\"?([^\s\">]+)", text):
+            assert (path.parent / picture).is_file(), f"{path}: {picture}"
+        assert not re.search(r"\\\(|\\\[|arithmatex|<merror|\$\$", text), path
+    mathematics = pages[site / "mathematics.html"]
+    assert mathematics.count("<math") > 100
+    drawn = html.unescape(re.sub(r"<[^>]+>", "", " ".join(re.findall(r"<math.*?</math>", mathematics, re.DOTALL))))
+    assert "\\" not in drawn, "a TeX command that latex2mathml does not know"
+
+
+def test_every_public_name_is_in_the_reference(site):
+    text = " ".join(path.read_text() for path in (site / "api").glob("*.html"))
+    anchors = {anchor.split(".")[-1] for anchor in re.findall(r'\bid="?(ridgewalk\.[\w.]+)', text)}
+    assert set(rw.__all__) - anchors == set()
+    assert "curvature_every" in text, "settings classes have their signature"
+
+
+def hook(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / "hooks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_recorded_studies_are_shown(tmp_path):
+    from ridgewalk.studies.record import write_metrics
+
+    studies = hook("studies")
+    assert studies.recorded(tmp_path) == studies.NOTHING
+    row = ("SGLD", schema.beside_paper(0.5, 0.4, spread=0.01))
+    told = schema.Section("Errors", ("Text.",), (schema.Table("A table", ("", "error"), (row,)),))
+    report = schema.Report("A study", ("About it.",), (told,))
+    known = {"study": "toy", "preset": "quick", "command": "ridgewalk reproduce toy", "reduced": "all", "seconds": 90}
+    (tmp_path / "toy").mkdir()
+    write_metrics(tmp_path / "toy", {**known, "settings": {}, "report": schema.as_json(report)})
+    shown = studies.recorded(tmp_path)
+    assert "## A study" in shown
+    assert "`ridgewalk reproduce toy`" in shown
+    for part in ("0.5", "0.01", "paper", "0.4", "worse"):
+        assert part in shown
+
+
+def test_citation_is_of_this_version_and_names_the_paper():
+    """The keys that the Citation File Format 1.2.0 requires, and no others than it knows."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert cited["version"] == rw.__version__
+    assert [author["family-names"] for author in cited["references"][0]["authors"]] == ["Wang", "Deng", "Lin"]
