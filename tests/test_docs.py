@@ -52,12 +52,23 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 BLOCKS = {page.relative_to(ROOT).as_posix(): blocks_of(page) for page in PAGES}
-COMMANDS = [
-    line.split("#")[0].strip()
-    for blocks in BLOCKS.values()
-    for block in blocks
-    if block.language == "sh"
-    for line in block.text.splitlines()
+
+
+def commands_of(block: Block) -> list[str]:
+    """One line each, without remarks."""
+    lines = block.text.replace("\\\n", " ").splitlines() if block.language == "sh" else []
+    return [" ".join(line.split("#")[0].split()) for line in lines]
+
+
+COMMANDS = [command for blocks in BLOCKS.values() for block in blocks for command in commands_of(block)]
+
+SLOW = {"docs/choosing.md", "docs/models.md", "docs/sparse.md", "docs/surrogates.md", "docs/diagnosing.md"}
+"""Pages whose blocks compile for longer than the default suite can spare; README runs the like of them."""
+
+SESSIONS = [
+    pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
+    for page, blocks in BLOCKS.items()
+    if any(block.language == "python" for block in blocks)
 ]
 
 
@@ -73,16 +84,16 @@ def as_a_user(tmp_path, monkeypatch):
         jax.config.update(name, value)
 
 
-@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if any(b.language == "python" for b in blocks)])
+@pytest.mark.parametrize("page", SESSIONS)
 def test_blocks_run_in_order(page, as_a_user, capsys):
     """A page is one session: later blocks use the names and files of earlier ones."""
     names = {"__name__": "__main__"}
     for block in BLOCKS[page]:
         if block.language == "python":
             exec(compile("\n" * (block.line - 1) + block.text, ROOT / page, "exec"), names)
-        for command in block.text.splitlines() if block.language == "sh" else ():
-            program, *words = shlex.split(command.split("#")[0])
-            if program == "ridgewalk" and command.strip() not in HEAVY:
+        for command in commands_of(block):
+            program, *words = shlex.split(command)
+            if program == "ridgewalk" and command not in HEAVY:
                 app(words, standalone_mode=False)
     assert capsys.readouterr().out
 
