@@ -5,9 +5,10 @@ from typing import Any
 
 from griffe import Extension, Object
 
-LETTER = r"[A-Za-zΑ-Ωα-ωϑϕ∂]\u0303?\u0304?"
+LETTER = r"(?:(?<![A-Za-z0-9_])[A-Za-z]|[Α-Ωα-ωϑ])[\u0303\u0304]?"
+INDEX = r"(?:max|min|kept|batch|[A-Za-z0-9*]{1,2})(?![A-Za-z0-9_])"
 BRACED = re.compile(r"_\{([^{}]*)\}")
-SHORT = re.compile(rf"(?<![A-Za-z0-9_])((?:∂|Σ|1/)?{LETTER})_(max|min|eff|kept|[A-Za-z0-9*]{{1,2}})(?![A-Za-z0-9_])")
+SHORT = re.compile(f"({LETTER})_({INDEX})")
 RAISED = re.compile(r"\^\{([^{}]*)\}")
 CODE = re.compile(r"(`+)(.*?)\1", re.DOTALL)
 SECTION = re.compile(r"^(Args|Returns|Raises|Attributes):$")
