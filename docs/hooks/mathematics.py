@@ -1,6 +1,7 @@
-"""Formulae become MathML when the site is built, so that no page needs a script or the network to show them.
+"""Formulae become MathML when the site is built: no page needs a script or the network.
 
-`pymdownx.arithmatex` finds the formulae and leaves them as TeX; here `latex2mathml` replaces each.
+`pymdownx.arithmatex` finds the formulae and leaves them as TeX; `latex2mathml` replaces
+each.
 """
 
 import html
@@ -14,8 +15,11 @@ DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DO
 
 
 def with_mathml(content: str) -> str:
-    """A page with MathML for TeX; displayed formulae scroll where the screen is narrow."""
-    content = DISPLAY.sub(lambda m: f'<div class="formula" tabindex="0">{_mathml(m[1], "block")}</div>', content)
+    """A page with MathML for TeX; long formulae scroll on narrow screens."""
+    content = DISPLAY.sub(
+        lambda m: f'<div class="formula" tabindex="0">{_mathml(m[1], "block")}</div>',
+        content,
+    )
     return INLINE.sub(lambda m: _mathml(m[1], "inline"), content)
 
 

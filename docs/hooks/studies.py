@@ -1,4 +1,4 @@
-"""The results page shows every study that is recorded under `docs/results`, or says that none is."""
+"""The results page shows every study that is recorded under `docs/results`."""
 
 from html import escape
 from pathlib import Path
@@ -9,7 +9,9 @@ from ridgewalk.report.read import Finished, read_studies
 from ridgewalk.studies.schema import Picture, Section
 
 MARKER = "<!-- the recorded studies -->"
-NOTHING = "No study is recorded under `docs/results` in this copy; run the commands above to make your own."
+NOTHING = (
+    "No study is recorded under `docs/results` in this copy: run the commands above."
+)
 
 
 def recorded(folder: Path) -> str:
@@ -22,15 +24,18 @@ def recorded(folder: Path) -> str:
 def _study(found: Finished, parent: str) -> str:
     machine = found.environment
     made = (
-        f"Made by `{found.command}` in {found.seconds / 60:,.0f} minutes on {machine['cores']} cores "
-        f"({machine['processor']}, {machine['precision']}). Every number: "
+        f"Made by `{found.command}` in {found.seconds / 60:,.0f} minutes "
+        f"on {machine['cores']} cores ({machine['processor']}, {machine['precision']}). Every number: "
         f"[metrics.json]({parent}/{found.folder.name}/metrics.json)."
     )
     parts = [f"## {escape(found.report.title)}", made]
     if found.preset == "quick":
         parts.append(f"This is the quick preset. It reduces: {escape(found.reduced)}")
     parts += [escape(text) for text in found.report.text]
-    parts += [_section(section, f"{parent}/{found.folder.name}") for section in found.report.sections]
+    parts += [
+        _section(section, f"{parent}/{found.folder.name}")
+        for section in found.report.sections
+    ]
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Subscripts and superscripts in docstrings: they are written as `ω_k` and `θ_{k−1}`, which a terminal shows as well."""
+"""Subscripts in docstrings: they are written `ω_k` and `θ_{k−1}`, for terminals too."""
 
 import re
 from typing import Any
