@@ -84,10 +84,16 @@ def as_a_user(tmp_path, monkeypatch):
         jax.config.update(name, value)
 
 
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d[\d.,]*(?:e[-+]?\d+)?", "#", text)
+
+
 @pytest.mark.parametrize("page", SESSIONS)
 def test_blocks_run_in_order(page, as_a_user, capsys):
-    """A page is one session: later blocks use the names and files of earlier ones."""
-    names = {"__name__": "__main__"}
+    """A page is one session: later blocks use the names and files of earlier ones, and blocks of text are what was
+    printed, but for the digits.
+    """
+    names, printed = {"__name__": "__main__"}, ""
     for block in BLOCKS[page]:
         if block.language == "python":
             exec(compile("\n" * (block.line - 1) + block.text, ROOT / page, "exec"), names)
@@ -95,11 +101,14 @@ def test_blocks_run_in_order(page, as_a_user, capsys):
             program, *words = shlex.split(command)
             if program == "ridgewalk" and command not in HEAVY:
                 app(words, standalone_mode=False)
-    assert capsys.readouterr().out
+        printed += capsys.readouterr().out
+        for line in block.text.splitlines() if block.language == "text" else ():
+            assert without_numbers(line) in without_numbers(printed).splitlines()
+    assert printed
 
 
 def test_every_block_and_command_is_run_or_has_a_reason():
-    assert {block.language for blocks in BLOCKS.values() for block in blocks} == {"python", "sh"}
+    assert {block.language for blocks in BLOCKS.values() for block in blocks} == {"python", "sh", "text"}
     left_out = {command for command in COMMANDS if not command.startswith("ridgewalk") or command in HEAVY}
     assert left_out == set(HEAVY), "HEAVY must name exactly the commands that are not run"
 

@@ -25,7 +25,8 @@ def _study(found: Finished, parent: str) -> str:
     machine = found.environment
     made = (
         f"Made by `{found.command}` in {found.seconds / 60:,.0f} minutes "
-        f"on {machine['cores']} cores ({machine['processor']}, {machine['precision']}). Every number: "
+        f"on {machine['cores']} cores ({machine['processor']}, "
+        f"{machine['precision']}). Every number: "
         f"[metrics.json]({parent}/{found.folder.name}/metrics.json)."
     )
     parts = [f"## {escape(found.report.title)}", made]
