@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ridgewalk.report.parts import table
+from ridgewalk.report.parts import paragraph, table
 from ridgewalk.report.read import Finished, read_studies
 from ridgewalk.studies.schema import Picture, Section
 
@@ -31,8 +31,10 @@ def _study(found: Finished, parent: str) -> str:
     )
     parts = [f"## {escape(found.report.title)}", made]
     if found.preset == "quick":
-        parts.append(f"This is the quick preset. It reduces: {escape(found.reduced)}")
-    parts += [escape(text) for text in found.report.text]
+        parts.append(
+            paragraph(f"This is the quick preset. It reduces: {found.reduced}")
+        )
+    parts += [paragraph(text) for text in found.report.text]
     parts += [
         _section(section, f"{parent}/{found.folder.name}")
         for section in found.report.sections
@@ -41,7 +43,7 @@ def _study(found: Finished, parent: str) -> str:
 
 
 def _section(section: Section, folder: str) -> str:
-    parts = [f"### {escape(section.heading)}", *(escape(text) for text in section.text)]
+    parts = [f"### {escape(section.heading)}", *map(paragraph, section.text)]
     parts += [table(content) for content in section.tables]
     parts += [_picture(picture, folder) for picture in section.pictures]
     return "\n\n".join(parts)
@@ -49,7 +51,7 @@ def _section(section: Section, folder: str) -> str:
 
 def _picture(picture: Picture, folder: str) -> str:
     alt = escape(picture.alt).replace("[", "(").replace("]", ")")
-    return f"![{alt}]({folder}/{picture.file})\n\n*{escape(picture.caption)}*"
+    return f"![{alt}]({folder}/{picture.file})\n\n{paragraph(picture.caption)}"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:

@@ -205,8 +205,9 @@ def spike_and_slab(
     residuals of all N examples, as in the papers' regression; otherwise the likelihood has a noise of its own and σ is
     the scale of the prior alone (M = N m residuals in the first case, M = 0 in the second). With γ known,
 
-        log p(data, θ, γ, σ², δ) = −(M + p + ν + 2) log σ − (Σr² + Σγ_jθ_j²/v₁ + νλ) / (2σ²) − Σ(1−γ_j)|θ_j| / (v₀σ)
-                                   + (a − 1 + Σγ_j) log δ + (b − 1 + p − Σγ_j) log(1−δ) + constant,
+        log p(data, θ, γ, σ², δ) = −(M + p + ν + 2) log σ − (Σr² + Σγ_jθ_j²/v₁ + νλ) / (2σ²)
+            − Σ(1−γ_j)|θ_j| / (v₀σ) + (a − 1 + Σγ_j) log δ + (b − 1 + p − Σγ_j) log(1−δ)
+            + constant,
 
     so EM needs the expectations of Σr², Σγθ²/v₁, Σ(1−γ)|θ|/v₀ and Σγ only, and its maximum is
     σ = (R_b + √(R_b² + 4 R_a R_c)) / (2 R_a), R_a = M + p + ν + 2, R_b = E Σ(1−γ)|θ|/v₀,

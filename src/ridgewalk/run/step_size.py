@@ -93,11 +93,10 @@ def find_step_size(
     and from gradient noise) and Monte Carlo error after `steps` steps are known in closed form, for every ε. Last,
     chains at ε and ε/2 are compared: where the potential differs by more than predicted, ε is lowered.
 
-        size = rw.find_step_size(key, rw.hasgld_sa(), target, start, batch_size=100, steps=20_000)
+        options = {"steps": 20_000, "batch_size": 100}
+        size = rw.find_step_size(key, rw.hasgld_sa(), target, start, **options)
         print(size.limit, size.explanation)
-        result = rw.sample(
-            key, rw.hasgld_sa(), target, start, steps=20_000, step_size=size, batch_size=100
-        )
+        result = rw.sample(key, rw.hasgld_sa(), target, start, step_size=size, **options)
 
     It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, sixteen of
     1,000 for the check, and a Hessian product per parameter (24 for large models) at 8 places.
