@@ -26,6 +26,7 @@ test-slow: $(READY)
 # The documentation, into site/index.html; the tests build it too, and run every block of it.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html; its search box works where the site is served: $(PYTHON) -m http.server -d site"
 
 # The main job: from nothing to a page, results/index.html. Stopped, it goes on where it was.
 reproduce: $(READY)
