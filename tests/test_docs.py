@@ -1,6 +1,5 @@
 """Every code block of the documentation is run, and the site is built, strictly, into pages that need no network."""
 
-import html
 import importlib.util
 import re
 import shlex
@@ -135,10 +134,21 @@ def test_site(site):
         for picture in re.findall(r"<img[^>]*\bsrc=\"?([^\s\">]+)", text):
             assert (path.parent / picture).is_file(), f"{path}: {picture}"
         assert not re.search(r"\\\(|\\\[|arithmatex|<merror|\$\$", text), path
-    mathematics = pages[site / "mathematics.html"]
-    assert mathematics.count("<math") > 100
-    drawn = html.unescape(re.sub(r"<[^>]+>", "", " ".join(re.findall(r"<math.*?</math>", mathematics, re.DOTALL))))
-    assert "\\" not in drawn, "a TeX command that latex2mathml does not know"
+    assert pages[site / "mathematics.html"].count("<math") > 100
+
+
+def test_formulae_use_commands_that_are_known_to_be_drawn():
+    """latex2mathml leaves out a command that it does not know, and says nothing; these were seen in a browser."""
+    known = (
+        "bar hat tilde left right text operatorname mathbb mathcal frac sqrt sum max log exp top mid cdot odot in ge ne "
+        "leftarrow langle rangle nabla partial quad qquad alpha beta gamma delta varepsilon zeta eta theta vartheta kappa "
+        "lambda mu nu xi rho sigma tau varphi omega Gamma Delta Lambda"
+    )
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        formulae = re.findall(r"\\\((.*?)\\\)|\\\[(.*?)\\\]", text, flags=re.DOTALL)
+        used = {command for pair in formulae for part in pair for command in re.findall(r"\\([A-Za-z]+)", part)}
+        assert used <= set(known.split()), page
 
 
 def test_every_public_name_is_in_the_reference(site):
