@@ -69,9 +69,8 @@ def fixed_permeability(size: int) -> tuple[Array, str]:
     """Layer 53 of SPE10 where the user has it, else a channelised field made up for the purpose."""
     path = os.environ.get(SPE10)
     if path is None:
-        return channelised(
-            Grid(nx=size, ny=size)
-        ), f"synthetic channels (set {SPE10} to a file for SPE10's layer {LAYER})"
+        field = channelised(Grid(nx=size, ny=size))
+        return field, f"synthetic channels (set {SPE10} to a file for SPE10's layer {LAYER})"
     return sample_layer(read_spe10(path), LAYER, size, size), f"SPE10 model 2, layer {LAYER}"
 
 

@@ -65,7 +65,7 @@ def _printed(memory: int) -> Method:
     def build(scale: PyTree | None) -> Sampler:
         return hasgld_sa(form="as_printed", memory=memory)
 
-    return Method(PRINTED.format(memory), build, (0.1, 0.01, 0.001, 0.0001), 0.001, pair_every=1)
+    return Method(PRINTED.format(memory), build, (1e-4, 1e-5, 1e-6, 1e-7), 1e-6, pair_every=1)
 
 
 SAMPLERS: dict[str, Method] = {

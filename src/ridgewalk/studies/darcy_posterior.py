@@ -59,6 +59,7 @@ def _task(settings: Settings, mirror: bool, _label: str) -> Task:
 CHAIN_ONLY = (
     "seeds",
     "sparsities",
+    "methods",
     "mirrors",
     "chain_gradients",
     "draws",

@@ -59,7 +59,7 @@ def error_table(settings: Settings, runs: Rows, caption: str, multiscale: Mappin
     lines: list[tuple[Cell, ...]] = []
     for sparsity in settings.sparsities:
         cells: list[Cell] = []
-        for name in NAMES:
+        for name in settings.methods:
             if sparsity not in errors.get(name, {}):
                 cells.append(Number(None, note="diverged"))
                 continue
@@ -74,13 +74,13 @@ def error_table(settings: Settings, runs: Rows, caption: str, multiscale: Mappin
         f"multiscale solver ({multiscale['blocks']}×{multiscale['blocks']} blocks, one function an edge) needs no "
         f"training samples; with {multiscale['functions'][-1]} functions it has {multiscale['errors'][-1]:.2f} %."
     )
-    return Table(caption, ("", *NAMES, "multiscale solver"), tuple(lines), note)
+    return Table(caption, ("", *settings.methods, "multiscale solver"), tuple(lines), note)
 
 
 def verdict_table(settings: Settings, runs: Rows) -> Table:
     """The best HASGLD-SA beside the paper's best, and beside SGLD."""
     errors, paper = errors_of(runs), PAPER[settings.kind]
-    ours = [name for name in NAMES if name.startswith("HASGLD-SA")]
+    ours = [name for name in settings.methods if name.startswith("HASGLD-SA")]
     lines: list[tuple[Cell, ...]] = []
     for sparsity in settings.sparsities:
         found = {name: errors[name][sparsity] for name in ours if sparsity in errors.get(name, {})}
@@ -111,7 +111,7 @@ def coverage_table(settings: Settings, runs: Rows) -> Table:
     """Of 90 % intervals on test samples."""
     before, after, wide = (errors_of(runs, what) for what in ("coverage_before", "coverage", "width"))
     lines: list[tuple[Cell, ...]] = []
-    for name in NAMES:
+    for name in settings.methods:
         for sparsity in (s for s in settings.sparsities if s in after.get(name, {})):
             share = after[name][sparsity][0]
             mark: Mark = "equal" if 0.85 <= share <= 0.95 else "worse"

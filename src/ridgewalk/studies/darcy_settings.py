@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ridgewalk.studies.darcy_methods import NAMES
+
 Kind = Literal["source", "permeability"]
 
 PAPER: dict[Kind, dict[float, dict[str, float]]] = {
@@ -34,6 +36,7 @@ class Settings:
     """Training samples that no gradient sees: they choose step sizes and correct the intervals."""
     seeds: int = 3
     sparsities: tuple[float, ...] = (0.0, 0.3, 0.5, 0.7)
+    methods: tuple[str, ...] = NAMES
     mirrors: tuple[bool, ...] = (False,)
     """Whether the mirror symmetry y → 1 − y is used: images of training samples too, predictions averaged over both."""
     batch_size: int = 50

@@ -11,7 +11,7 @@ import numpy as np
 
 from ridgewalk.studies.darcy_chain import error_of, held_error, judge_draws, predictions, predictive_of, run_method
 from ridgewalk.studies.darcy_data import Part, data_label, multiscale_error
-from ridgewalk.studies.darcy_methods import NAMES, OURS, SGLD, shares_of, usual_share
+from ridgewalk.studies.darcy_methods import OURS, SGLD, shares_of, usual_share
 from ridgewalk.studies.darcy_posterior import Task, task_of, warm_start
 from ridgewalk.studies.darcy_settings import Settings
 from ridgewalk.studies.kept import Arrays, kept
@@ -27,7 +27,7 @@ BASES = (1, 2, 4)
 def known_as(settings: Settings, mirror: bool) -> dict[str, Any]:
     """What all pieces depend on."""
     everything = asdict(settings) | {"mirror": mirror, "data": data_label(settings)}
-    return {key: value for key, value in everything.items() if key not in ("seeds", "sparsities", "mirrors")}
+    return {key: value for key, value in everything.items() if key not in ("seeds", "sparsities", "methods", "mirrors")}
 
 
 def chosen_share(task: Task, name: str, folder: Path) -> tuple[float, Arrays | None]:
@@ -118,14 +118,14 @@ def plan(settings: Settings) -> list[Piece]:
         for seed in range(settings.seeds):
             make = _start(settings, mirror, seed)
             pieces.append(Piece(f"{side}start-seed{seed}", known | {"seed": seed}, make, cost=long))
-        for name in NAMES:
+        for name in settings.methods:
             if settings.tuned:
                 about = known | {"method": name, "shares": list(shares_of(name))}
                 cost = len(shares_of(name)) * short / 2
                 pieces.append(Piece(f"{side}tuned-{_plainly(name)}", about, _tuning(settings, mirror, name), cost))
         for seed in range(settings.seeds):
             for sparsity in settings.sparsities:
-                for name in NAMES:
+                for name in settings.methods:
                     about = known | {"method": name, "sparsity": sparsity, "seed": seed}
                     about |= {"shares": list(shares_of(name)), "usual": usual_share(name)}
                     called = f"{side}{_plainly(name)}-{round(100 * sparsity)}-seed{seed}"
