@@ -48,7 +48,7 @@ def run_method(
     start, settings = warm_start(task, seed, folder), task.settings
     began = time.perf_counter()
     if name == ADAM:
-        pruning = pruning_of(SAMPLERS["SGLD"].build(None), sparsity, gradients).pruning
+        pruning = pruning_of(SAMPLERS["SGLD"].build(1.0, None), sparsity, gradients).pruning
         end = refine(
             jax.random.key(1_000 + seed),
             task.target,
@@ -64,7 +64,7 @@ def run_method(
     if method.wants_scale:
         key = jax.random.key(2_000 + seed)
         scale = gradient_scale(key, task.target, task.log_prior, start, settings.batch_size, SCALE_GRADIENTS)
-    plain = method.build(scale)
+    plain = method.build(settings.temperature, scale)
     steps = method.steps(gradients)
     burn_in = int(KEPT_FROM * steps)
     result = run_chains(

@@ -8,31 +8,35 @@ import jax.numpy as jnp
 
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.limited import Limited
+from ridgewalk.precondition.low_rank import LowRank
 from ridgewalk.precondition.rescaled import rescaled
 from ridgewalk.run.health import stability_limit
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
 from ridgewalk.target import Posterior
 from ridgewalk.types import Key, PyTree
 
-PAIR_EVERY = 10
-"""Steps from one curvature pair to the next: a pair costs one gradient."""
+PRODUCT_EVERY = 10
+"""Steps for each Hessian product of the low-rank form: one costs a gradient."""
+SPARE = 2
+GROWTH = 1.5
+"""How much a sweep may lower the smallest curvature: directions not found yet must stay stable meanwhile."""
 SCALE_GRADIENTS = 50
 FRICTION = 0.1
 ADAM = "Adam"
 SGLD = "SGLD"
 PSGLD = "pSGLD"
-OURS = "HASGLD-SA, M={}"
+OURS = "HASGLD-SA, rank {}"
 PRINTED = "HASGLD-SA, M={}, as printed"
 MEMORIES = (1, 2)
+RANK = 8
 
 
 class Method(NamedTuple):
     """How a chain moves. Step sizes are tried at `shares` of `unit(target, position)`."""
 
     name: str
-    build: Callable[[PyTree | None], Sampler]
-    """The sampler, given the scale of every weight where `wants_scale`."""
+    build: Callable[[float, PyTree | None], Sampler]
+    """The sampler at a temperature, given the scale of every weight where `wants_scale`."""
     shares: tuple[float, ...]
     usual: float
     """The share that the full studies chose, for those that do not tune."""
@@ -52,18 +56,18 @@ class Method(NamedTuple):
         return stability_limit(sampler, as_estimator(target), position) if self.stable else 1.0
 
 
-def _ours(memory: int) -> Method:
-    def build(scale: PyTree | None) -> Sampler:
-        window = Limited(memory=memory, curvature_every=PAIR_EVERY)
-        return sghmc(preconditioner=rescaled(window, scale), friction=FRICTION)
+def _ours(rank: int) -> Method:
+    def build(temperature: float, scale: PyTree | None) -> Sampler:
+        directions = LowRank(rank=rank, spare=SPARE, curvature_every=PRODUCT_EVERY, growth=GROWTH)
+        return sghmc(preconditioner=rescaled(directions, scale), friction=FRICTION, temperature=temperature)
 
     # G starts from the largest curvature, so that 1 is near the stable limit whatever the target.
-    return Method(OURS.format(memory), build, (0.1, 0.03, 0.01, 0.003), 0.03, wants_scale=True, pair_every=PAIR_EVERY)
+    return Method(OURS.format(rank), build, (0.1, 0.03, 0.01, 0.003), 0.03, wants_scale=True, pair_every=PRODUCT_EVERY)
 
 
 def _printed(memory: int) -> Method:
-    def build(scale: PyTree | None) -> Sampler:
-        return hasgld_sa(form="as_printed", memory=memory)
+    def build(temperature: float, scale: PyTree | None) -> Sampler:
+        return hasgld_sa(form="as_printed", memory=memory, temperature=temperature)
 
     return Method(PRINTED.format(memory), build, (1e-4, 1e-5, 1e-6, 1e-7), 1e-6, pair_every=1)
 
@@ -71,10 +75,10 @@ def _printed(memory: int) -> Method:
 SAMPLERS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method(SGLD, lambda scale: sgld(), (0.5, 0.1, 0.02, 0.004), 0.1, stable=True),
-        Method(PSGLD, lambda scale: psgld(), (3e-5, 1e-5, 3e-6, 1e-6), 1e-5),
+        Method(SGLD, lambda temperature, _: sgld(temperature=temperature), (0.5, 0.1, 0.02, 0.004), 0.1, stable=True),
+        Method(PSGLD, lambda temperature, _: psgld(temperature=temperature), (3e-5, 1e-5, 3e-6, 1e-6), 1e-5),
         *map(_printed, MEMORIES),
-        *map(_ours, MEMORIES),
+        _ours(RANK),
     )
 }
 

@@ -63,6 +63,7 @@ CHAIN_ONLY = (
     "mirrors",
     "chain_gradients",
     "draws",
+    "temperature",
     "tuned",
     "tuning_sparsity",
     "multiscale_samples",

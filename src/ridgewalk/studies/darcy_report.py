@@ -12,8 +12,9 @@ from ridgewalk.studies.darcy_methods import (
     FRICTION,
     NAMES,
     OURS,
-    PAIR_EVERY,
     PRINTED,
+    PRODUCT_EVERY,
+    RANK,
     SGLD,
     shares_of,
 )
@@ -25,7 +26,7 @@ Errors = dict[str, dict[float, tuple[float, float]]]
 """Mean and standard error over seeds, by method and sparsity."""
 
 WITH, WITHOUT = "with the mirror symmetry", "without the mirror symmetry"
-PAPERS_NAME = {SGLD: "SGLD"} | {form.format(m): f"M={m}" for m in (1, 2) for form in (OURS, PRINTED)}
+PAPERS_NAME = {SGLD: "SGLD"} | {PRINTED.format(m): f"M={m}" for m in (1, 2)} | {OURS.format(RANK): "M=2"}
 
 
 def runs_of(results: Rows, mirror: bool) -> list[Mapping[str, Any]]:
@@ -180,9 +181,11 @@ def method_section(settings: Settings) -> Section:
             "happens in the first two fifths of the chain and draws are kept from its last two fifths. "
             f"{ADAM} goes on with Adam in place of a sampler, with the same pruning and a rate that falls to zero.",
             tuned,
-            f"HASGLD-SA is the valid form for networks: its limited form over a diagonal base (the inverse fourth root "
-            f"of the mean squared gradient at the start), with momentum (friction {FRICTION:g}) and a pair every "
-            f"{PAIR_EVERY} steps. “As printed” is the paper's Algorithm 2, which is no posterior sampler.",
+            f"HASGLD-SA is the valid form for networks: low rank over a diagonal base (the inverse fourth root of the "
+            f"mean squared gradient at the start), with momentum (friction {FRICTION:g}) and a Hessian product every "
+            f"{PRODUCT_EVERY} steps. It has no memory M; the paper's number beside it is that of M = 2. “As printed” "
+            f"is the paper's Algorithm 2, which is no posterior sampler. All sample at temperature "
+            f"{settings.temperature:g}.",
             f"Likelihood: Gaussian, σ = {100 * settings.relative_noise:g} % of a flux's root mean square; prior: "
             f"weights N(0, {settings.prior_scale:g}²).",
         ),
