@@ -24,6 +24,7 @@ FORMS = {
     "dense scaled": DenseScaled(),
     "limited": rw.Limited(memory=2, snapshots=3),
     "low_rank": rw.LowRank(rank=1, spare=1),
+    "rescaled": rw.rescaled(rw.Limited(memory=2), jnp.array([0.1, 1.0, 3.0])),
 }
 
 

@@ -26,6 +26,7 @@ from ridgewalk.precondition.lbfgs import LBFGS
 from ridgewalk.precondition.limited import Limited
 from ridgewalk.precondition.low_rank import LowRank
 from ridgewalk.precondition.metric import Metric
+from ridgewalk.precondition.rescaled import rescaled
 from ridgewalk.precondition.rmsprop import RMSProp
 from ridgewalk.priors.base import AdaptivePrior, Residuals
 from ridgewalk.priors.by_leaf import prior_by_leaf
@@ -112,6 +113,7 @@ __all__ = [
     "prior_by_leaf",
     "pruned",
     "psgld",
+    "rescaled",
     "sample",
     "sghmc",
     "sgld",

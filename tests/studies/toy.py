@@ -20,7 +20,7 @@ def toy_study(made, fail_at=None, name="toy"):
 
     def plan(settings):
         def piece(size):
-            def make():
+            def make(_):
                 if size == fail_at:
                     raise KeyboardInterrupt
                 made.append(size)

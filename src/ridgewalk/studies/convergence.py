@@ -82,7 +82,7 @@ def _operator_piece(settings: Settings, alpha: float) -> Piece:
         "seed": settings.seed,
     }
 
-    def make() -> Values:
+    def make(_: Path) -> Values:
         marks = _marks(settings.averages)
         traces = trace_operator(
             conjugate_regression(),
@@ -102,7 +102,7 @@ def _step_piece(settings: Settings, step_size: float) -> Piece:
     steps = settings.step_size_steps
     run: dict[str, Any] = {"seed": settings.seed, "step_size": step_size, "steps": steps, "chains": settings.chains}
 
-    def make() -> Values:
+    def make(_: Path) -> Values:
         problem = conjugate_gaussian()
         measured = spread_bias(problem, hasgld_sa(form="dense", memory=settings.memory), **run)
         return {"x": step_size, **measured, "predicted": predicted_spread_bias(step_size)}
@@ -119,7 +119,7 @@ def _batch_piece(settings: Settings, batch_size: int) -> Piece:
         "batch_size": batch_size,
     }
 
-    def make() -> Values:
+    def make(_: Path) -> Values:
         measured = spread_bias(conjugate_regression(), hasgld_sa(form="dense", memory=settings.memory), **run)
         noise = whitened_gradient_noise(conjugate_regression(), batch_size)
         return {"x": batch_size, **measured, "predicted": predicted_spread_bias(settings.batch_step_size, noise)}
@@ -137,7 +137,7 @@ def _memory_piece(settings: Settings, base: Base, memory: int) -> Piece:
     }
     target = {"dimension": settings.memory_dimension, "condition": settings.memory_condition}
 
-    def make() -> Values:
+    def make(_: Path) -> Values:
         problem = spread_gaussian(settings.memory_dimension, settings.memory_condition)
         return {
             "x": memory,

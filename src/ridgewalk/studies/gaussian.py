@@ -93,7 +93,7 @@ def plan(settings: Settings) -> list[Piece]:
             "shown_steps": settings.shown_steps,
         }
 
-        def make(entrant: Entrant = entrant, step_size: float = step_size) -> Values:
+        def make(_: Path, entrant: Entrant = entrant, step_size: float = step_size) -> Values:
             return measure(entrant, step_size, settings)
 
         pieces.append(Piece(f"{group}-{label}{options}-step{step_size:.3g}", known, make))

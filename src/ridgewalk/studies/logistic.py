@@ -101,7 +101,7 @@ def plan(settings: Settings) -> list[Piece]:
     for entrant in ENTRANTS:
         for step_size in entrant.step_sizes if settings.every_step_size else entrant.quick:
 
-            def make(entrant: Entrant = entrant, step_size: float = step_size) -> Values:
+            def make(_: Path, entrant: Entrant = entrant, step_size: float = step_size) -> Values:
                 return measure(entrant, step_size, settings)
 
             known = {"sampler": entrant.name, "step_size": step_size, **asdict(settings)}

@@ -54,7 +54,7 @@ def plan(settings: Settings) -> list[Piece]:
             known: dict[str, Any] = {"steps": steps, "seed": seed}
             known |= {"step_size": settings.step_size, "batch_size": settings.batch_size}
 
-            def make(known: dict[str, Any] = known) -> Values:
+            def make(_: Path, known: dict[str, Any] = known) -> Values:
                 return measure(outlier_regression(), **known)
 
             pieces.append(Piece(f"steps{steps}-seed{seed}", known, make, cost=2 + steps / 1000))

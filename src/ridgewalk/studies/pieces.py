@@ -44,7 +44,7 @@ class Pieces:
     def make(self, piece: Piece) -> Recorded:
         """Do the work and record it; nothing is recorded where it is interrupted or fails."""
         start = time.perf_counter()
-        values = piece.make()
+        values = piece.make(self.folder.parent)
         recorded = Recorded(_plain(values), time.perf_counter() - start)
         content = {"piece": piece.name, "settings": identity(piece), **recorded._asdict()}
         write_atomically(self._path(piece), json.dumps(content, allow_nan=False).encode())

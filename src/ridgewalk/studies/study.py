@@ -27,7 +27,8 @@ class Piece(NamedTuple):
 
     name: str
     settings: Mapping[str, Any]
-    make: Callable[[], Values]
+    make: Callable[[Path], Values]
+    """Given the study's folder, where arrays that pieces share can be kept."""
     cost: float = 1.0
     """How long it takes beside the study's other pieces; for the estimate of the time alone."""
 

@@ -80,7 +80,7 @@ def _advance(
 
     def loss(position: PyTree, rows: jax.Array) -> Scalar:
         batch = jax.tree.map(lambda x: x[rows], target.data)
-        return target.potential(position, batch) / (target.size * schedule.outputs)
+        return target.potential(position, batch) / float(target.size * schedule.outputs)  # may exceed int32
 
     def step(k: Scalar, at: Progressed) -> Progressed:
         rows = jax.random.randint(jax.random.fold_in(key, k), (schedule.batch_size,), 0, target.size)

@@ -1,0 +1,127 @@
+"""The methods that the Darcy studies compare, each with the grid that its step size is chosen from."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk.gradients import as_estimator
+from ridgewalk.kernel import Sampler
+from ridgewalk.precondition.low_rank import LowRank
+from ridgewalk.precondition.rescaled import rescaled
+from ridgewalk.run.health import stability_limit
+from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
+from ridgewalk.target import Posterior
+from ridgewalk.types import Key, PyTree
+
+PRODUCT_EVERY = 10
+"""Steps for each Hessian product of the low-rank form: one costs a gradient."""
+SPARE = 2
+GROWTH = 1.5
+"""How much a sweep may lower the smallest curvature: directions not found yet must stay stable meanwhile."""
+SCALE_GRADIENTS = 50
+FRICTION = 0.1
+ADAM = "Adam"
+SGLD = "SGLD"
+PSGLD = "pSGLD"
+OURS = "HASGLD-SA, rank {}"
+PRINTED = "HASGLD-SA, M={}, as printed"
+MEMORIES = (1, 2)
+RANK = 8
+
+
+class Method(NamedTuple):
+    """How a chain moves. Step sizes are tried at `shares` of `unit(target, position)`."""
+
+    name: str
+    build: Callable[[float, PyTree | None], Sampler]
+    """The sampler at a temperature, given the scale of every weight where `wants_scale`."""
+    shares: tuple[float, ...]
+    usual: float
+    """The share that the full studies chose, for those that do not tune."""
+    stable: bool = False
+    """Whether shares are of the largest stable step size; else of 1."""
+    wants_scale: bool = False
+    pair_every: int = 0
+    """Steps for each of which a pair costs one gradient more; 0 for none."""
+
+    def steps(self, gradients: int) -> int:
+        """How many steps so many gradients pay for."""
+        left = gradients - (SCALE_GRADIENTS if self.wants_scale else 0)
+        return left if not self.pair_every else left * self.pair_every // (self.pair_every + 1)
+
+    def unit(self, sampler: Sampler, target: Posterior, position: PyTree) -> float:
+        """What the shares are shares of."""
+        return stability_limit(sampler, as_estimator(target), position) if self.stable else 1.0
+
+
+def _ours(rank: int) -> Method:
+    def build(temperature: float, scale: PyTree | None) -> Sampler:
+        directions = LowRank(rank=rank, spare=SPARE, curvature_every=PRODUCT_EVERY, growth=GROWTH)
+        return sghmc(preconditioner=rescaled(directions, scale), friction=FRICTION, temperature=temperature)
+
+    # G starts from the largest curvature, so that 1 is near the stable limit whatever the target.
+    return Method(OURS.format(rank), build, (0.1, 0.03, 0.01, 0.003), 0.03, wants_scale=True, pair_every=PRODUCT_EVERY)
+
+
+def _printed(memory: int) -> Method:
+    def build(temperature: float, scale: PyTree | None) -> Sampler:
+        return hasgld_sa(form="as_printed", memory=memory, temperature=temperature)
+
+    return Method(PRINTED.format(memory), build, (1e-4, 1e-5, 1e-6, 1e-7), 1e-6, pair_every=1)
+
+
+SAMPLERS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(SGLD, lambda temperature, _: sgld(temperature=temperature), (0.5, 0.1, 0.02, 0.004), 0.1, stable=True),
+        Method(PSGLD, lambda temperature, _: psgld(temperature=temperature), (3e-5, 1e-5, 3e-6, 1e-6), 1e-5),
+        *map(_printed, MEMORIES),
+        _ours(RANK),
+    )
+}
+
+ADAM_RATES = (1e-3, 3e-4, 1e-4, 3e-5)
+USUAL_RATE = 3e-4
+
+NAMES = (*SAMPLERS, ADAM)
+
+
+def shares_of(name: str) -> tuple[float, ...]:
+    """Four step sizes, or learning rates, for every method alike."""
+    return ADAM_RATES if name == ADAM else SAMPLERS[name].shares
+
+
+def usual_share(name: str) -> float:
+    """The one that the full studies chose."""
+    return USUAL_RATE if name == ADAM else SAMPLERS[name].usual
+
+
+def gradient_scale(
+    key: Key,
+    target: Posterior,
+    log_prior: Callable[[PyTree], jax.Array],
+    position: PyTree,
+    batch_size: int,
+    batches: int,
+) -> PyTree:
+    """(mean of g² over batches)^(−1/4), g = ∇Ũ: the root of RMSprop's diagonal, over the prior's curvature as a floor.
+
+    At a mode, squared gradients of the whole potential come to its curvature; where the data leave a weight alone that
+    is the prior's.
+    """
+
+    @jax.jit
+    def second_moment(key: Key) -> PyTree:
+        def add(total: PyTree, key: Key) -> tuple[PyTree, None]:
+            rows = jax.random.randint(key, (batch_size,), 0, target.size)
+            batch = jax.tree.map(lambda x: x[rows], target.data)
+            gradient = jax.grad(target.potential)(position, batch)
+            return jax.tree.map(lambda t, g: t + g**2 / batches, total, gradient), None
+
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, position), jax.random.split(key, batches))[0]
+
+    ones = jax.tree.map(jnp.ones_like, position)
+    floor = jax.jvp(jax.grad(lambda weights: -log_prior(weights)), (position,), (ones,))[1]
+    return jax.tree.map(lambda v, least: (v + least) ** -0.25, second_moment(key), floor)

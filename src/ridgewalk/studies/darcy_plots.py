@@ -1,0 +1,73 @@
+"""Figures of the Darcy studies: errors of all methods, and predicted fields with their uncertainty."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from ridgewalk.darcy.grid import Array, Grid, cell_velocity
+
+LOOKS = ("tab:orange", "tab:brown", "0.7", "0.5", "tab:cyan", "tab:blue", "tab:green")
+HATCHES = ("", "//", "..", "xx", "", "", "\\\\")
+
+
+def draw_error_bars(
+    errors: Mapping[str, Mapping[float, tuple[float, float]]], paper: Mapping[float, Mapping[str, float]]
+) -> Figure:
+    """Mean relative error of every method (mean and standard error over seeds) at every sparsity, on a log scale."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axes = figure.subplots()
+    sparsities = sorted({sparsity for row in errors.values() for sparsity in row})
+    wide = 0.8 / len(errors)
+    for number, (name, row) in enumerate(errors.items()):
+        places = [i + (number - (len(errors) - 1) / 2) * wide for i, s in enumerate(sparsities) if s in row]
+        values = [row[s] for s in sparsities if s in row]
+        axes.bar(
+            places,
+            [mean for mean, _ in values],
+            wide,
+            yerr=[error for _, error in values],
+            label=name,
+            color=LOOKS[number % len(LOOKS)],
+            hatch=HATCHES[number % len(HATCHES)],
+            edgecolor="white",
+            error_kw={"elinewidth": 1},
+        )
+    for index, sparsity in enumerate(sparsities):
+        if sparsity in paper:
+            best = min(paper[sparsity].values())
+            axes.plot([index - 0.45, index + 0.45], [best, best], "k--", lw=1.2, label="" if index else "paper's best")
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(sparsities)), ["no pruning" if s == 0 else f"{100 * s:.0f} % pruned" for s in sparsities])
+    axes.set_ylabel("mean relative error on test samples (%)")
+    axes.legend(fontsize=8, ncols=2)
+    return figure
+
+
+def draw_fields(grid: Grid, truth: Array, predicted: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """Velocity along x: the truth, then for every method its prediction, error and standard deviation."""
+    figure = Figure(figsize=(11, 2.9 * len(predicted)), layout="constrained")
+    rows = figure.subplots(len(predicted), 4, squeeze=False)
+    true = cell_velocity(grid, np.asarray(truth))[0]
+    shared = Normalize(float(true.min()), float(true.max()))
+    parts = {name: (np.asarray(flux), np.asarray(spread)) for name, (flux, spread) in predicted.items()}
+    velocities = {name: cell_velocity(grid, flux)[0] for name, (flux, _) in parts.items()}
+    worst = max(float(np.abs(velocity - true).max()) for velocity in velocities.values())
+    spreads = {name: cell_velocity(grid, spread)[0] for name, (_, spread) in parts.items()}
+    widest = max(float(spread.max()) for spread in spreads.values())
+    for line, name in zip(rows, parts, strict=True):
+        _show(figure, line[0], true, "true $u_x$", "viridis", shared)
+        _show(figure, line[1], velocities[name], f"{name}:\npredicted $u_x$", "viridis", shared)
+        _show(figure, line[2], np.abs(velocities[name] - true), "absolute error", "magma", Normalize(0, worst))
+        _show(figure, line[3], spreads[name], "standard deviation", "magma", Normalize(0, widest))
+    return figure
+
+
+def _show(figure: Figure, axes: Axes, values: Array, title: str, colours: str, norm: Normalize) -> None:
+    image = axes.imshow(values, origin="lower", extent=(0, 1, 0, 1), cmap=colours, norm=norm, interpolation="nearest")
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks([0, 1])
+    axes.set_yticks([0, 1])
+    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04)

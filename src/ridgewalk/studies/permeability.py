@@ -1,0 +1,49 @@
+"""The paper's fourth example: the permeability varies, the source is constant."""
+
+from ridgewalk.studies.darcy_methods import ADAM, OURS, PRINTED, PSGLD, RANK, SGLD
+from ridgewalk.studies.darcy_settings import Settings
+from ridgewalk.studies.darcy_story import assemble
+from ridgewalk.studies.darcy_study import plan
+from ridgewalk.studies.study import Preset, Study
+
+PAPER_SIZE = Settings(
+    "permeability",
+    train=1300,
+    mirrors=(False, True),
+    batch_size=20,
+    optimiser_steps=4_000,
+    learning_rate=1e-3,
+    chain_gradients=600,
+    relative_noise=0.01,
+    prior_scale=0.03,
+)
+
+QUICK = Settings(
+    "permeability",
+    size=20,
+    samples=300,
+    train=240,
+    held=40,
+    seeds=1,
+    sparsities=(0.0, 0.5),
+    methods=(SGLD, PSGLD, PRINTED.format(2), OURS.format(RANK), ADAM),
+    mirrors=(True,),
+    batch_size=20,
+    optimiser_steps=400,
+    learning_rate=1e-3,
+    chain_gradients=150,
+    draws=10,
+    relative_noise=0.01,
+    prior_scale=0.03,
+    tuned=False,
+    multiscale_samples=5,
+)
+
+STUDY = Study(
+    "permeability",
+    {Preset.quick: QUICK, Preset.paper: PAPER_SIZE},
+    "a 20×20 grid in place of 50×50, 300 samples in place of 1,500, one seed, two of four sparsities, five of six "
+    "methods, with the symmetry only, a tenth of the gradients, and no tuning of step sizes.",
+    plan,
+    assemble,
+)

@@ -1,0 +1,143 @@
+"""The Darcy studies: their data, their parts, and the tables made of runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ridgewalk as rw
+from ridgewalk.darcy import Boundary, Pressure, solve
+from ridgewalk.pruning.plan import Pruning
+from ridgewalk.studies.darcy_adam import refine
+from ridgewalk.studies.darcy_data import flow_data, mirrored, multiscale_error, scaled
+from ridgewalk.studies.darcy_methods import ADAM, NAMES, OURS, RANK, SAMPLERS, SCALE_GRADIENTS, SGLD, gradient_scale
+from ridgewalk.studies.darcy_report import coverage_table, error_table, verdict_table
+from ridgewalk.studies.darcy_settings import Settings
+from ridgewalk.studies.darcy_study import plan
+from ridgewalk.studies.kept import kept
+
+TINY = Settings(
+    "permeability", size=10, samples=12, train=9, held=3, seeds=2, mirrors=(True,), multiscale_samples=2, methods=NAMES
+)
+SOURCES = Settings("source", size=10, samples=12, train=9, held=3, multiscale_samples=2)
+
+
+@pytest.fixture(autouse=True)
+def _no_spe10(monkeypatch):
+    monkeypatch.delenv("RIDGEWALK_SPE10", raising=False)
+
+
+def test_the_mirror_image_of_a_solution_solves_the_mirrored_problem():
+    data = flow_data(TINY)
+    image = mirrored(data.grid, data.test)
+    boundary = Boundary(left=Pressure(1.0), right=Pressure(0.0))
+    for field, flux in zip(image.fields, image.fluxes, strict=True):
+        np.testing.assert_allclose(solve(field, 1.0, boundary, data.grid).flux, flux, atol=1e-12)
+
+
+def test_held_out_and_test_samples_are_not_learnt_from():
+    data = flow_data(TINY)
+    parts = [part.fields for part in (data.train, data.held, data.test)]
+    assert [len(part) for part in parts] == [6, 3, 3]
+    rows = np.concatenate(parts).reshape(12, -1)
+    assert len(np.unique(rows, axis=0)) == 12
+    seen = scaled(data, mirror=True)
+    assert seen.x.shape == (12, 10, 10), "six samples and their mirror images"
+    np.testing.assert_allclose(seen.x[6:], seen.x[:6, ::-1])
+    assert seen.x.dtype == np.float32
+    back = seen.outputs.mean(seen.y[:6].astype(float))
+    np.testing.assert_allclose(back, data.train.fluxes, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [TINY, SOURCES], ids=["permeability", "source"])
+def test_more_basis_functions_bring_the_multiscale_solver_to_the_truth(settings):
+    errors = [multiscale_error(settings, 2, count) for count in (1, 2, 5)]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-6, "the complete basis is exact"
+
+
+def regression():
+    x = jax.random.normal(jax.random.key(0), (64, 4))
+    y = x @ jnp.array([2.0, 0.0, 0.02, -1.0])
+    likelihood = lambda w, batch: -50 * (batch[1] - batch[0] @ w["w"][0]) ** 2  # noqa: E731
+    log_prior = lambda w: -0.5 * jnp.sum(w["w"] ** 2) / 0.25  # noqa: E731
+    return rw.Posterior(log_prior, likelihood, (x, y)), log_prior
+
+
+def test_adam_refines_and_prunes():
+    target, _ = regression()
+    start = {"w": jnp.array([[1.0, 0.1, 0.1, -0.5]])}
+    pruning = Pruning(0.5, 1, 100, 10)
+    end = refine(jax.random.key(1), target, start, 0.05, steps=300, batch_size=16, pruning=pruning)["w"][0]
+    np.testing.assert_array_equal(end == 0, [False, True, True, False])
+    np.testing.assert_allclose(end[np.array([0, 3])], [2.0, -1.0], atol=0.02)
+
+
+def test_the_scale_is_the_fourth_root_of_squared_gradients_over_the_priors_curvature():
+    target, log_prior = regression()
+    position = {"w": jnp.array([[2.0, 0.0, 0.0, -1.0]])}
+    key = jax.random.key(2)
+    found = gradient_scale(key, target, log_prior, position, batch_size=8, batches=5)["w"]
+    squares = []
+    for one in jax.random.split(key, 5):
+        rows = jax.random.randint(one, (8,), 0, 64)
+        squares.append(jax.grad(target.potential)(position, jax.tree.map(lambda a: a[rows], target.data))["w"] ** 2)  # noqa: B023
+    np.testing.assert_allclose(found, (np.mean(squares, axis=0) + 4.0) ** -0.25, rtol=1e-10)
+
+
+def test_methods_pay_for_their_own_gradients():
+    assert SAMPLERS[SGLD].steps(1_000) == 1_000
+    ours = SAMPLERS[OURS.format(RANK)]
+    assert ours.steps(1_000) + ours.steps(1_000) // ours.pair_every + SCALE_GRADIENTS <= 1_000
+    assert SAMPLERS["HASGLD-SA, M=1, as printed"].steps(1_000) == 500
+
+
+def test_every_run_is_a_piece_of_its_own():
+    pieces = plan(TINY)
+    names = [piece.name for piece in pieces]
+    assert len(set(names)) == len(names)
+    runs = [piece for piece in pieces if "sparsity" in piece.settings]
+    assert len(runs) == len(NAMES) * 4 * 2
+    assert all("mirror" in piece.settings and "data" in piece.settings for piece in pieces)
+
+
+def rows(errors):
+    return [
+        {"method": name, "sparsity": sparsity, "seed": seed, "mirror": 1, "diverged": 0, "share": 0.1, "error": error}
+        | {"coverage_before": 0.5, "coverage": 0.97, "width": 1.0, "seconds": 1.0}
+        for name, error in errors.items()
+        for sparsity in TINY.sparsities
+        for seed, error in enumerate((error, error + 0.02))
+    ]
+
+
+def test_tables_show_the_papers_numbers_and_gaps():
+    found = rows({SGLD: 3.0, OURS.format(RANK): 0.6, ADAM: 0.5})
+    multiscale = {"blocks": 5, "functions": [1, 2], "errors": [9.0, 3.0]}
+    table = error_table(TINY, found, "caption", multiscale)
+    first = dict(zip(table.columns, table.rows[1], strict=True))
+    assert first[SGLD].paper == 3.04
+    assert first[SGLD].mark == "equal"
+    assert first[OURS.format(RANK)].paper == 0.78
+    assert first[OURS.format(RANK)].mark == "better"
+    assert first["pSGLD"].value is None
+    assert first["multiscale solver"].value == 9.0
+    assert dict(zip(table.columns, table.rows[3], strict=True))[SGLD].paper is None, "the paper stops at 50 %"
+    verdict = verdict_table(TINY, found)
+    assert [row[2].mark for row in verdict.rows] == ["better", "better", "better", None]
+    assert all(row[3].mark == "better" and row[3].value < 0.25 for row in verdict.rows)
+    assert all(row[2].mark == "worse" for row in coverage_table(TINY, found).rows), "97 % is outside 85 to 95 %"
+
+
+def test_kept_arrays_are_made_once_for_equal_settings(tmp_path):
+    made = []
+
+    def make(place):
+        made.append(place)
+        return {"a": np.arange(3.0)}
+
+    for _ in range(2):
+        np.testing.assert_array_equal(kept(tmp_path, "thing", {"size": 1}, make)["a"], [0, 1, 2])
+    assert len(made) == 1
+    kept(tmp_path, "thing", {"size": 2}, make)
+    assert len(made) == 2
