@@ -66,7 +66,9 @@ class Session:
 
     def _stop(self, start: int, pace: Pace) -> int:
         most = min((group.feed.capacity for group in self.groups if group.feed is not None), default=LONGEST_CHUNK)
-        return self.plan.stop(start, min(pace.length, most), self.slots, self.archive.steps_between)
+        length, block = min(pace.length, most), self.groups[0].chunk.block
+        length -= length % block if length > block else 0  # the random numbers of a block are drawn to its end
+        return self.plan.stop(start, length, self.slots, self.archive.steps_between)
 
     def _advance(self, start: int, stop: int, after: int) -> None:
         """Make the steps from `start` to `stop` and keep their draws; the data up to `after` are read meanwhile."""
