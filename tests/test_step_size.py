@@ -12,7 +12,7 @@ from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
 from ridgewalk.run.local_law import LocalModel, predict, stationary_law
-from ridgewalk.run.step_size import Run, _best
+from ridgewalk.run.step_size import MARGIN, Run, _best, _between
 
 SAMPLERS = {"sgld": rw.sgld(), "hasgld_sa": rw.hasgld_sa()}
 GAUSSIAN = correlated_gaussian()
@@ -113,6 +113,18 @@ def test_law_is_that_of_a_simulated_chain(dynamics):
     chains = np.asarray(result.positions).var(axis=1)
     error = 4 * chains.std(axis=0, ddof=1) / np.sqrt(8)
     np.testing.assert_array_less(np.abs(chains.mean(axis=0) - np.diag(law.covariance)), error)
+
+
+@pytest.mark.parametrize("dynamics", [rw.Langevin(), rw.Hamiltonian(0.3)])
+def test_between_chains_that_learnt_differently_the_step_is_stable_for_both(dynamics):
+    """The mean of the two best step sizes lies above what the steeper one can take."""
+    run, models = Run(40, 1, "together"), [model_of([1.0]), model_of([400.0])]
+    each = [_best(dynamics, model, run) for model in models]
+    value = _between(dynamics, models, run)
+    assert not stationary_law(dynamics, math.sqrt(each[0] * each[1]), models[1]).stable
+    assert all(stationary_law(dynamics, MARGIN * value, model).stable for model in models)
+    assert min(each) <= value <= max(each)
+    assert _between(dynamics, models[:1], run) == pytest.approx(each[0])
 
 
 def test_langevin_and_full_friction_agree():
