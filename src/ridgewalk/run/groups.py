@@ -10,6 +10,7 @@ from ridgewalk.data import Batches
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State, build_kernel
 from ridgewalk.run.feed import ArrayReader, Feed, IterableReader
+from ridgewalk.run.finite import blame
 from ridgewalk.run.health import healthy
 from ridgewalk.run.loop import Carry, Chunk, Span, init_chains, run_chunk, take_chain
 from ridgewalk.run.rows import Rows, order_at
@@ -122,6 +123,10 @@ class Group:
         self.carry = run_chunk(
             self.sampler, self.estimator, self.keys, self.carry, sizes, span, batches, chunk=self.chunk
         )
+
+    def culprit(self, chain: int, step: int) -> str:
+        """What is not finite in the data that a chain of the group, counted in it, read from the host in a step."""
+        return "" if self.feed is None else blame(self.stream.data, self.rows, self.keys, chain, step)
 
     def like(self) -> dict[str, PyTree]:
         """One chain's draw: shapes and dtypes."""

@@ -18,6 +18,7 @@ from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.base import Settling
 from ridgewalk.run import checks
+from ridgewalk.run.finite import check_finite
 from ridgewalk.run.health import stability_limit
 from ridgewalk.run.local_law import Judge, LocalModel, Prediction, predict, stationary_law
 from ridgewalk.run.pilots import DRAWS, Halving, Pilots
@@ -124,6 +125,7 @@ def find_step_size(
         raise ValueError(f"judge: {judge!r} is unknown; use one of {', '.join(map(repr, get_args(Judge)))}")
     estimator = as_estimator(target)
     rows = checks.check_data(estimator.target, batch_size, True)
+    check_finite(None if isinstance(estimator.target, Density) else estimator.target.data)
     position = checks.check_position(position)
     seen = _seen(estimator)
     checks.check_functions(seen.target, position, rows)
