@@ -2,6 +2,10 @@
 
 import copy
 import math
+import os
+import signal
+import threading
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +15,7 @@ from tests import step_cases
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
+from ridgewalk.run import pace
 from ridgewalk.run.local_law import LocalModel, predict, stationary_law
 from ridgewalk.run.step_size import MARGIN, Run, _best, _between
 
@@ -254,3 +259,25 @@ def test_bad_input_is_named(name):
 def test_unknown_arguments_are_refused():
     with pytest.raises(TypeError, match="epochs"):
         rw.find_step_size(jax.random.key(0), rw.sgld(), GAUSSIAN.target, jnp.zeros(2), epochs=3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_search(number, tmp_path, monkeypatch):
+    """It comes in the middle of the first pilot run, whose data a thread reads from disk."""
+    for name, array in REGRESSION.target.data.items():
+        np.save(tmp_path / f"{name}.npy", np.asarray(array))
+    stored = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in REGRESSION.target.data}
+    chunks = []
+
+    def made(self, steps):
+        chunks.append(steps)
+        if len(chunks) == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(pace.Pace, "made", made)
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt):
+        find(rw.sgld(), replace(REGRESSION.target, data=stored), jnp.zeros(3), batch_size=40)
+    assert chunks == [1, 1]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ridgewalk")]

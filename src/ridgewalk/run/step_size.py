@@ -100,6 +100,8 @@ def find_step_size(
             key, rw.hasgld_sa(), target, start, steps=20_000, step_size=size, batch_size=100
         )
 
+    Ctrl-C and SIGTERM in a pilot run raise KeyboardInterrupt once its chunk is done.
+
     It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, sixteen of
     1,000 for the check, and a Hessian product per parameter (24 for large models) at 8 places.
 
