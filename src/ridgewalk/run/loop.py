@@ -18,7 +18,7 @@ from ridgewalk.types import Key, PyTree, Scalar, Vector
 
 BLOCK_NUMBERS = 2**19
 """About how many random numbers a block holds: enough to hide the generator's overhead in small models. (XLA wakes a
-second thread for every block: blocks of 64, 128 and 256 steps of 40 µs were measured to add 12, 8 and 1 µs a step.)"""
+second thread for every block: with it, steps of 40 µs took 54, 49 and 42 µs in blocks of 64, 128 and 256.)"""
 
 LONGEST_BLOCK = 256
 

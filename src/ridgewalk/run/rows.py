@@ -20,7 +20,7 @@ EPOCH_STREAM = 0x65706F63
 
 
 def uniform(key: Key, count: int, size: int) -> jax.Array:
-    """The numbers of `jax.random.randint(key, (count,), 0, size)`, at a fourth of their cost.
+    """The numbers of `jax.random.randint(key, (count,), 0, size)`, at about a third of their cost.
 
     With two words h and l of b bits a number is (h 2ᵇ + l) mod N. Of `randint`'s N, an array, XLA makes a value that
     the loop carries; dividing by a constant is faster: 7 of 54 µs a step with 1,500 examples. Its words cost 10 µs.
