@@ -1,6 +1,6 @@
 """What the runner costs: its loop against a bare hand-written scan, and the memory of a long run streamed to disk.
 
-python benchmarks/run.py [overhead|memory]
+python benchmarks/run.py [overhead|memory]   (overhead: with all of XLA's threads, and with one, which is steadier)
 """
 
 import contextlib
@@ -21,11 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import ridgewalk as rw
+from ridgewalk.run.rows import uniform
 
-STEPS = 200_000 // 256 * 256
+STEPS = 100_000 // 256 * 256
 ROUNDS = 7
 BATCH = 1_500
 """Large enough that a step of the 50-d regression takes about 50 µs."""
+
+
+Run = Callable[[], Any]
+Draw = Callable[..., jax.Array]
 
 
 def regression() -> tuple[rw.Posterior, jax.Array]:
@@ -38,7 +43,7 @@ def regression() -> tuple[rw.Posterior, jax.Array]:
     return rw.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), log_likelihood, (features, outcome)), jnp.zeros(50)
 
 
-def bare_scan(target: rw.Posterior, start: jax.Array, thin: int) -> Callable[[], Any]:
+def bare_scan(target: rw.Posterior, start: jax.Array, thin: int, randint: Draw = jax.random.randint) -> Run:
     """The same steps by hand: one `lax.scan` over all of them, that keeps every `thin`-th position on the device."""
     kernel = rw.build_kernel(rw.sgld(), target)
     block = 256
@@ -47,7 +52,7 @@ def bare_scan(target: rw.Posterior, start: jax.Array, thin: int) -> Callable[[],
     def run(key: jax.Array, state: rw.State) -> tuple[rw.State, jax.Array]:
         def numbers(k: jax.Array) -> tuple[jax.Array, jax.Array]:
             noise_key, batch_key = jax.random.split(jax.random.fold_in(key, k))
-            return kernel.draw(noise_key, start), jax.random.randint(batch_key, (BATCH,), 0, target.size)
+            return kernel.draw(noise_key, start), randint(batch_key, (BATCH,), 0, target.size)
 
         def one(state: rw.State, xs: tuple[jax.Array, jax.Array]) -> tuple[rw.State, None]:
             noise, rows = xs
@@ -68,7 +73,7 @@ def bare_scan(target: rw.Posterior, start: jax.Array, thin: int) -> Callable[[],
     return lambda: run(jax.random.key(0), jax.jit(kernel.init)(start))
 
 
-def ours(target: rw.Posterior, start: jax.Array, thin: int, folder: Path | None) -> Callable[[], Any]:
+def ours(target: rw.Posterior, start: jax.Array, thin: int, folder: Path | None) -> Run:
     def run() -> Any:
         options: dict[str, Any] = {}
         if folder is not None:
@@ -98,13 +103,27 @@ def watched() -> Iterator[None]:
         yield
 
 
+def rows_of_the_runner(key: jax.Array, shape: tuple[int], low: int, size: int) -> jax.Array:
+    """The numbers of `jax.random.randint`, as the runner draws them."""
+    return uniform(key, *shape, size)
+
+
 def overhead() -> None:
+    """In processes of their own: how many threads XLA has is settled when it starts."""
+    for threads in ("all", "1"):
+        environment = os.environ | ({} if threads == "all" else {"NPROC": threads})
+        print(f"XLA's threads: {threads}", flush=True)
+        subprocess.run([sys.executable, __file__, "compare"], check=True, env=environment)
+
+
+def compare() -> None:
     """Interleaved, each compared with the scan of its own round: the machine is not alone."""
     target, start = regression()
     thin = 8
     with tempfile.TemporaryDirectory() as folder:
         runs = {
             "bare scan, by hand": bare_scan(target, start, thin),
+            "bare scan, rows drawn as the runner does": bare_scan(target, start, thin, rows_of_the_runner),
             "rw.sample, silent": ours(target, start, thin, None),
             "rw.sample, bar, a checkpoint every 2 s": ours(target, start, thin, Path(folder) / "run"),
         }
@@ -160,6 +179,8 @@ def memory() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["stream"]:
         stream(int(sys.argv[2]), sys.argv[3])
+    if sys.argv[1:2] == ["compare"]:
+        compare()
     if sys.argv[1:2] in ([], ["overhead"]):
         overhead()
     if sys.argv[1:2] in ([], ["memory"]):

@@ -43,6 +43,23 @@ CASES = {
         lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X[:0], Y[:0]))),
         ["data", "0 examples"],
     ),
+    "NaN in the data": (
+        lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X.at[jnp.array([3, 17]), 1].set(jnp.nan), Y))),
+        ["data[0]: NaN or infinity in rows 3, 17,", "leave these rows out"],
+    ),
+    "infinity in many rows": (
+        lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X, np.full(20, np.inf, np.float32)))),
+        ["data[1]: NaN", "in rows 0, 1, 2, 3, 4 and 15 more"],
+    ),
+    "NaN where a step size is looked for": (
+        lambda: rw.find_step_size(
+            jax.random.key(0),
+            rw.sgld(),
+            rw.Posterior(log_prior, log_likelihood, (X, Y.at[7].set(jnp.nan))),
+            jnp.zeros(3),
+        ),
+        ["data[1]: NaN", "in row 7,"],
+    ),
     "likelihood summed": (
         lambda: run(target=rw.Posterior(log_prior, lambda t, b: jnp.sum(log_likelihood(t, b)), (X, Y))),
         ["log_likelihood", "shape ()", "one value per example"],

@@ -17,7 +17,7 @@ from ridgewalk.noise import draw
 PACKAGE = Path(rw.__file__).parent
 
 ORDER = [
-    {"types", "settings", "files"},
+    {"types", "settings", "files", "threefry"},
     {"adaptation", "priors", "data", "target", "gradients", "noise", "layout"},
     {"pruning"},
     {"precondition"},

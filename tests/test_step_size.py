@@ -2,6 +2,10 @@
 
 import copy
 import math
+import os
+import signal
+import threading
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +15,9 @@ from tests import step_cases
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
+from ridgewalk.run import pace
 from ridgewalk.run.local_law import LocalModel, predict, stationary_law
-from ridgewalk.run.step_size import Run, _best
+from ridgewalk.run.step_size import MARGIN, Run, _best, _between
 
 SAMPLERS = {"sgld": rw.sgld(), "hasgld_sa": rw.hasgld_sa()}
 GAUSSIAN = correlated_gaussian()
@@ -113,6 +118,18 @@ def test_law_is_that_of_a_simulated_chain(dynamics):
     chains = np.asarray(result.positions).var(axis=1)
     error = 4 * chains.std(axis=0, ddof=1) / np.sqrt(8)
     np.testing.assert_array_less(np.abs(chains.mean(axis=0) - np.diag(law.covariance)), error)
+
+
+@pytest.mark.parametrize("dynamics", [rw.Langevin(), rw.Hamiltonian(0.3)])
+def test_between_chains_that_learnt_differently_the_step_is_stable_for_both(dynamics):
+    """The mean of the two best step sizes lies above what the steeper one can take."""
+    run, models = Run(40, 1, "together"), [model_of([1.0]), model_of([400.0])]
+    each = [_best(dynamics, model, run) for model in models]
+    value = _between(dynamics, models, run)
+    assert not stationary_law(dynamics, math.sqrt(each[0] * each[1]), models[1]).stable
+    assert all(stationary_law(dynamics, MARGIN * value, model).stable for model in models)
+    assert min(each) <= value <= max(each)
+    assert _between(dynamics, models[:1], run) == pytest.approx(each[0])
 
 
 def test_langevin_and_full_friction_agree():
@@ -242,3 +259,25 @@ def test_bad_input_is_named(name):
 def test_unknown_arguments_are_refused():
     with pytest.raises(TypeError, match="epochs"):
         rw.find_step_size(jax.random.key(0), rw.sgld(), GAUSSIAN.target, jnp.zeros(2), epochs=3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_search(number, tmp_path, monkeypatch):
+    """It comes in the middle of the first pilot run, whose data a thread reads from disk."""
+    for name, array in REGRESSION.target.data.items():
+        np.save(tmp_path / f"{name}.npy", np.asarray(array))
+    stored = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in REGRESSION.target.data}
+    chunks = []
+
+    def made(self, steps):
+        chunks.append(steps)
+        if len(chunks) == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(pace.Pace, "made", made)
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt):
+        find(rw.sgld(), replace(REGRESSION.target, data=stored), jnp.zeros(3), batch_size=40)
+    assert chunks == [1, 1]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ridgewalk")]

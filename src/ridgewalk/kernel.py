@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.dynamics.base import Dynamics
+from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
 from ridgewalk.layout import Layout, layout_of
 from ridgewalk.noise import draw
@@ -55,13 +55,14 @@ class Kernel(NamedTuple):
     """One chain's transition, usable without the runner.
 
     `init(position)` gives a state; `step(key, state, batch, step_size)` the next one and what happened. `step` is
-    `advance` on the noise that `draw` makes of the key: the runner draws for many steps at once.
+    `advance` on the noise that `draw` makes of the key: the runner draws for many steps at once. `advance` also takes
+    whether the step is looked at; where it is not, norms and temperature are 0, but NaN tells of a bad gradient.
     """
 
     init: Callable[[PyTree], State]
     step: Callable[[Key, State, PyTree, Scalar | float], tuple[State, Info]]
     draw: Callable[[Key, PyTree], Vector]
-    advance: Callable[[Vector, State, PyTree, Scalar | float], tuple[State, Info]]
+    advance: Callable[..., tuple[State, Info]]
 
 
 @settings
@@ -71,6 +72,30 @@ class Sampler:
     dynamics: Dynamics = array()
     preconditioner: Choice = array()
     pruning: Pruning | None = array(default=None)
+
+
+class _Look(NamedTuple):
+    """What is computed for people to look at, and by no step needed."""
+
+    gradient_norm: Scalar
+    noise_norm: Scalar
+    temperature: Scalar
+
+
+def _look(due: Scalar | None, gradient: Vector, move: Move) -> _Look:
+    """Norms and temperature where `due`; else zeros, or NaN where the gradient is not finite.
+
+    The reductions cost a step of 50 µs about 1 %; whether all is finite is a single one.
+    """
+
+    def all_of_it() -> _Look:
+        return _Look(jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise), move.temperature())
+
+    def nothing() -> _Look:
+        zero = jnp.zeros((), gradient.dtype)
+        return _Look(jnp.where(jnp.all(jnp.isfinite(gradient)), zero, jnp.nan), zero, zero)
+
+    return all_of_it() if due is None else jax.lax.cond(due, all_of_it, nothing)
 
 
 class _Event(NamedTuple):
@@ -116,7 +141,9 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
     estimator = as_estimator(target)
     dynamics, pruning = sampler.dynamics, sampler.pruning
 
-    def advance(noise: Vector, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
+    def advance(
+        noise: Vector, state: State, batch: PyTree, step_size: Scalar | float, due: Scalar | None = None
+    ) -> tuple[State, Info]:
         form = layout or layout_of(state.position)
         flat = state.position if layout else form.ravel(state.position)
         unravel, mask = form.unravel, state.mask
@@ -167,9 +194,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         )
         return after, Info(
             potential=potential,
-            gradient_norm=jnp.linalg.norm(gradient),
-            noise_norm=jnp.linalg.norm(move.noise),
-            temperature=move.temperature,
+            **_look(due, gradient, move)._asdict(),
             damping=lesson.damping,
             rejected=lesson.rejected,
         )

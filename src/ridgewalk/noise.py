@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p, threefry_2x32
 
+from ridgewalk.threefry import is_threefry
 from ridgewalk.types import Key, Vector
 
 Noise = Literal["gaussian", "two_point"]
@@ -23,17 +24,13 @@ PART = 2**20
 def draw(key: Key, kind: Noise, size: int, dtype: jnp.dtype) -> Vector:
     """`size` independent numbers of mean 0 and variance 1."""
     if kind == "gaussian":
-        if dtype == jnp.float32 and _is_threefry(key):
+        if dtype == jnp.float32 and is_threefry(key):
             return _single_precision(key, size)
         return jax.random.normal(key, (size,), dtype)
     words = jax.random.bits(key, (-(-size // 32),), "uint32")
     shifts = jnp.arange(32, dtype=jnp.uint32)
     bits = (words[:, None] >> shifts[None, :]) & 1
     return jnp.where(bits.reshape(-1)[:size] == 1, 1.0, -1.0).astype(dtype)
-
-
-def _is_threefry(key: Key) -> bool:
-    return jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and jax.random.key_impl(key) == "threefry2x32"
 
 
 def _single_precision(key: Key, size: int) -> Vector:

@@ -12,6 +12,7 @@ from tests.harness import complaints, flat_draws
 from tests.run.problems import REGRESSION, assert_same_run, run
 
 import ridgewalk as rw
+from ridgewalk import data
 from ridgewalk.run import feed
 from ridgewalk.run.rows import Rows, order_at, rows_of_steps
 
@@ -173,3 +174,33 @@ def test_host_data_need_a_batch_size_and_cannot_use_svrg(tmp_path):
         run(target=target, batch_size=None)
     with pytest.raises(ValueError, match="svrg passes over all data"):
         rw.svrg(target, every=10)
+
+
+def test_nan_on_disk_is_blamed_not_the_step_size(tmp_path, monkeypatch):
+    """The first look, at every 40th example, misses it; the chain that draws the row says so, the other goes on."""
+    monkeypatch.setattr(data, "SKETCH_EXAMPLES", 10)
+    arrays = {"x": ARRAYS["x"].copy(), "y": ARRAYS["y"].copy()}
+    arrays["x"][33, 1] = np.nan
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    stored = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in arrays}
+    options = {"target": replace(REGRESSION.target, data=stored), "batch_size": 2, "chain_method": "sequential"}
+    result = run(rw.sgld(), chains=2, steps=100, seed=2, step_size=1e-4, **options)
+    assert [status.outcome for status in result.status] == ["finished", "diverged"]
+    assert result.status[1].cause == "the potential became NaN: NaN or infinity in the data, data['x'] in row 33"
+    assert "leave these rows out" in result.status[1].hint
+    keys = jax.random.split(jax.random.key(2), 2)
+    drawn = np.asarray(rows_of_steps(Rows("replacement", 400, 2), keys, jnp.asarray(0), 100))
+    assert np.argmax((drawn[:, 1] == 33).any(axis=1)) == result.status[1].steps
+    assert not (drawn[:, 0] == 33).any()
+
+
+def test_nan_in_a_batch_of_an_iterable_is_blamed():
+    parts = [{name: array[i : i + 40].copy() for name, array in ARRAYS.items()} for i in range(0, 400, 40)]
+    parts[6]["y"][5] = np.inf
+    target = replace(REGRESSION.target, data=rw.Batches(parts, 400))
+    with pytest.raises(rw.DivergenceError, match=r"diverged in step 6: .*data\['y'\] in row 5 of batch 6"):
+        run(rw.sgld(), target=target, batch_size=None)
+    parts[0]["y"][5] = np.nan
+    with pytest.raises(ValueError, match="data: some of the first examples"):
+        run(rw.sgld(), target=target, batch_size=None)

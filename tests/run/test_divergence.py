@@ -62,6 +62,33 @@ def test_draws_before_the_divergence_stay():
     assert np.isfinite(result.positions[0]).all()
 
 
+@jax.custom_jvp
+def trap(theta):
+    """Zero, with a gradient that is NaN between 6 and 10."""
+    return jnp.zeros_like(theta)
+
+
+@trap.defjvp
+def _(primals, tangents):
+    (theta,), (tangent,) = primals, tangents
+    return trap(theta), jnp.where((theta > 6) & (theta < 10), jnp.nan, 0.0) * tangent
+
+
+def test_steps_that_are_not_kept_are_watched_as_well():
+    """On the way from 20 to 0 a chain meets a NaN gradient, its potential still finite; thinning changes nothing."""
+    target = rw.Density(lambda theta: jnp.sum(trap(theta) - 0.5 * theta**2))
+    options = {"start": jnp.array([[0.0], [20.0]]), "start_per_chain": True, "chains": 2, "batch_size": None}
+    every, fifth = (run(target=target, steps=60, step_size=0.1, thin=thin, **options) for thin in (1, 5))
+    for result in (every, fifth):
+        assert [status.outcome for status in result.status] == ["finished", "diverged"]
+        assert result.status[1].cause == "the gradient became NaN or infinite"
+        assert np.isnan(result.positions[1, result.status[1].steps // (60 // result.draws) :]).all()
+    assert fifth.status[1].steps == every.status[1].steps > 4
+    np.testing.assert_array_equal(fifth.positions[0], every.positions[0, 4::5])
+    for name, values in fifth.info._asdict().items():
+        np.testing.assert_allclose(values[0], getattr(every.info, name)[0, 4::5], rtol=1e-12, err_msg=name)
+
+
 @pytest.mark.parametrize("kept", ["draws", "moments"])
 def test_all_chains_dead_is_an_error_with_a_hint(kept):
     with pytest.raises(rw.DivergenceError, match=r"all 2 chains diverged\n  chain 0: diverged in step \d+") as error:

@@ -13,6 +13,7 @@ from ridgewalk.diagnostics.noise_share import gradient_noise_share
 from ridgewalk.diagnostics.operators import PairShares, Stiffness, is_finite, pair_shares, stability_share, stiffness
 from ridgewalk.diagnostics.select import FEWEST_DRAWS, Coordinates, coordinates, dimension, living_info, living_states
 from ridgewalk.diagnostics.temperature import configurational_series, has_momentum
+from ridgewalk.diagnostics.turns import separated
 from ridgewalk.layout import leaf_names
 from ridgewalk.target import Density
 
@@ -86,7 +87,7 @@ def _mixing(result: Draws) -> tuple[Worst | None, Worst | None, tuple[str, ...]]
             if np.all(values == values[:, :1]):
                 stuck.append(label)
                 continue
-            sizes.append(Worst(label, ess(values)))
+            sizes.append(Worst(label, ess(separated(result, values))))
             hats.append(Worst(label, r_hat(values)))
     sizes = [worst for worst in sizes if math.isfinite(worst.value)]
     hats = [worst for worst in hats if math.isfinite(worst.value)]

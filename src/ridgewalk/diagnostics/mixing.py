@@ -6,6 +6,7 @@ from jax.flatten_util import ravel_pytree
 
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.library import arviz, quiet
+from ridgewalk.diagnostics.turns import separated
 
 
 def ess(values: np.ndarray, method: str = "bulk") -> float:
@@ -38,8 +39,9 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def _flat(result: Draws) -> np.ndarray:
-    """Draws as (chain, draw, d)."""
-    return np.asarray(jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.kept_positions()), float)
+    """Draws as (chain, draw, d), chains that take turns as chains of their own."""
+    flat = jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.kept_positions())
+    return separated(result, np.asarray(flat, float))
 
 
 def effective_sample_size(result: Draws) -> np.ndarray:
@@ -51,7 +53,8 @@ def effective_sample_size(result: Draws) -> np.ndarray:
 def autocorrelation_time(result: Draws) -> np.ndarray:
     """Draws per effective draw, for every parameter: all draws over the sum of each chain's own effective size.
 
-    (The mean of the chains' own times would be ruled by the few chains whose effective size comes out tiny.)
+    (The mean of the chains' own times would be ruled by the few chains whose effective size comes out tiny.) Each of
+    the M positions that take turns in HAMCMC counts as a chain.
     """
     draws = _flat(result)
     chains, count, d = draws.shape

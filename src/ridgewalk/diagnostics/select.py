@@ -121,11 +121,15 @@ def named_coordinates(draws: Draws, names: Sequence[str]) -> list[Coordinates]:
     return result
 
 
+def thinning(draws: Draws, most: int) -> int:
+    """Of how many draws one is taken so that there are about `most`, over all chains."""
+    wanted = -(-int(draws.alive.sum()) * draws.draws // most)
+    return max(1, min(wanted, draws.draws // FEWEST_DRAWS))
+
+
 def thinned_positions(draws: Draws, most: int, purpose: str) -> PyTree:
     """About `most` draws, evenly spaced, as (chain, draw, …)."""
-    positions = require_positions(draws, purpose)
-    wanted = -(-int(draws.alive.sum()) * draws.draws // most)
-    stride = max(1, min(wanted, draws.draws // FEWEST_DRAWS))
+    positions, stride = require_positions(draws, purpose), thinning(draws, most)
     return jax.tree.map(lambda leaf: jnp.asarray(load_leaf(draws, leaf, stride)), positions)
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat
 from ridgewalk.diagnostics.select import Coordinates, coordinates, dimension, load_leaf, weights
+from ridgewalk.diagnostics.turns import separated
 from ridgewalk.layout import leaf_names
 
 COLUMNS = ["mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"]
@@ -16,7 +17,8 @@ def summary(result: Draws, *, max_parameters: int = 1000, seed: int = 0) -> pd.D
     """Mean, standard deviation, their Monte Carlo errors, effective draws and R̂ of every parameter.
 
     Mean and sd weight draws by their step size; ESS and R̂ are ArviZ's, of the draws as they are, and errors follow
-    from them: mcse_mean = sd / √ESS. Chains that diverged are left out.
+    from them: mcse_mean = sd / √ESS; for ESS, HAMCMC's M positions in turn are chains. Chains that diverged are left
+    out.
     With more than `max_parameters` parameters there is one row per leaf: the mean of its means, the root mean square
     of its sds, and the worst errors, ESS and R̂ of `looked_at` of its parameters, taken at random.
     A run that kept moments only has means, sds and, from two chains on, R̂ by its classical formula.
@@ -45,11 +47,12 @@ def _row(result: Draws, values: np.ndarray) -> list[float]:
     even = 1 / (len(share) * float((share**2).sum()))  # what unequal weights leave of the draws (Kish)
     mean, variance = _moments(result, values)
     sd = float(np.sqrt(variance))
-    error = sd / np.sqrt(even * ess(values, "mean"))
+    apart = separated(result, values)
+    error = sd / np.sqrt(even * ess(apart, "mean"))
     # By the delta method sd's error is that of the centred squares over 2 sd.
-    squares = (values - mean) ** 2
+    squares = (apart - mean) ** 2
     sd_error = squares.std() / np.sqrt(even * ess(squares, "mean")) / (2 * sd) if sd > 0 else float("nan")
-    return [float(mean), sd, error, sd_error, ess(values), ess(values, "tail"), r_hat(values)]
+    return [float(mean), sd, error, sd_error, ess(apart), ess(apart, "tail"), r_hat(values)]
 
 
 def _leaf_row(result: Draws, part: Coordinates) -> dict[str, float]:

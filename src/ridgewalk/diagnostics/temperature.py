@@ -8,7 +8,8 @@ import numpy as np
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.gradients_at import map_gradients
 from ridgewalk.diagnostics.mixing import standard_error
-from ridgewalk.diagnostics.select import dimension, living_info, mean_position, thinned_positions
+from ridgewalk.diagnostics.select import dimension, living_info, mean_position, thinned_positions, thinning
+from ridgewalk.diagnostics.turns import separated
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.layout import layout_of
@@ -32,7 +33,7 @@ def measured(values: np.ndarray) -> Measured:
 
 
 def configurational_series(result: Draws, max_draws: int, examples: int | None) -> np.ndarray:
-    """(θ − θ̄)·∇U(θ) / d of about `max_draws` draws, (chain, draw)."""
+    """(θ − θ̄)·∇U(θ) / d of about `max_draws` draws, (chain, draw); chains that take turns are chains of their own."""
     positions = thinned_positions(result, max_draws, "the configurational temperature")
     centre = mean_position(result)
     middle = layout_of(centre).ravel(centre)
@@ -44,7 +45,7 @@ def configurational_series(result: Draws, max_draws: int, examples: int | None) 
         moves = position != 0  # the mean over chains may have other zeros; any fixed centre has the same expectation
         return jnp.vdot(jnp.where(moves, position - middle, 0), gradient) / jnp.sum(moves)
 
-    return map_gradients(result, positions, virial, examples)
+    return separated(result, map_gradients(result, positions, virial, examples), thinning(result, max_draws))
 
 
 def configurational_temperature(result: Draws, *, max_draws: int = 1000, examples: int | None = None) -> Measured:

@@ -77,7 +77,10 @@ class AsPrinted(Dynamics):
         diffusion = (1 - omega) * jnp.where(first, noise, state.diffusion) + omega * operator.factor(noise)
         displacement = -step_size * _unit(drift) + jnp.sqrt(2 * step_size * self.temperature) * _unit(diffusion)
         nothing = jnp.zeros_like(noise)
-        per_coordinate = jnp.asarray(self.temperature / degrees, noise.dtype)
+
+        def per_coordinate() -> Scalar:
+            return jnp.asarray(self.temperature / degrees, noise.dtype)
+
         return Averages(drift, diffusion), Move(displacement, nothing, nothing, per_coordinate)
 
     def arrive(self, state: Averages, position: Vector, step: Scalar) -> Averages:

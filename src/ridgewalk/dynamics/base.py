@@ -1,6 +1,7 @@
 """What dynamics are: how a chain moves, given a gradient, noise and a preconditioner."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ridgewalk.noise import Noise
@@ -14,8 +15,9 @@ class Move(NamedTuple):
     displacement: Vector
     covector: Vector
     noise: Vector
-    temperature: Scalar
-    """The temperature this step shows: about T in a healthy chain, more where gradient noise adds to it."""
+    temperature: Callable[[], Scalar]
+    """The temperature this step shows: about T in a healthy chain, more where gradient noise adds to it. Computed when
+    it is asked for, which is not in every step."""
 
 
 class Dynamics(ABC):

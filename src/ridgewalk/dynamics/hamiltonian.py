@@ -66,8 +66,11 @@ class Hamiltonian(Dynamics):
         push = -jnp.sqrt(step_size) * operator.factor_transpose(gradient)
         momentum = (1 - self.friction) * state + push + kick * noise
         scaled = jnp.sqrt(step_size) * momentum
-        # In this scheme the momentum's variance is T / (1 − α/2) when positions have temperature T.
-        temperature = (1 - self.friction / 2) * (momentum @ momentum) / degrees
+
+        def temperature() -> Scalar:
+            # In this scheme the momentum's variance is T / (1 − α/2) when positions have temperature T.
+            return (1 - self.friction / 2) * (momentum @ momentum) / degrees
+
         return momentum, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)
 
     def arrive(self, state: Vector, position: Vector, step: Scalar) -> Vector:

@@ -52,8 +52,11 @@ class Langevin(Dynamics):
         covector = -step_size * gradient
         scaled = jnp.sqrt(2 * step_size * self.temperature) * noise
         displacement = operator.displace(covector, scaled)
-        energy = scaled @ scaled + covector @ displacement
-        return (), Move(displacement, covector, scaled, energy / (2 * step_size * degrees))
+
+        def temperature() -> Scalar:
+            return (scaled @ scaled + covector @ displacement) / (2 * step_size * degrees)
+
+        return (), Move(displacement, covector, scaled, temperature)
 
     def arrive(self, state: tuple[()], position: Vector, step: Scalar) -> tuple[()]:
         """Nothing to remember."""

@@ -72,7 +72,7 @@ class Thermostat(Dynamics):
         temperature = (1 - state.friction / 2) * (momentum @ momentum) / degrees
         scaled = jnp.sqrt(step_size) * momentum
         moved = ThermostatState(momentum, state.friction + step_size * (temperature - self.temperature))
-        return moved, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)
+        return moved, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, lambda: temperature)
 
     def arrive(self, state: ThermostatState, position: Vector, step: Scalar) -> ThermostatState:
         """Momentum and friction."""

@@ -11,6 +11,7 @@ import numpy as np
 from ridgewalk.data import Batches, Streamed, on_host
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler
+from ridgewalk.run.finite import FIX, has_bad_rows
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Density, Posterior, Target
 from ridgewalk.types import PyTree
@@ -148,6 +149,8 @@ def check_functions(target: Target, position: PyTree, rows: Rows) -> float:
             )
         value = float(jax.jit(Posterior.potential)(target, position, target.sketch()))
     if not math.isfinite(value):
+        if not isinstance(target, Density) and has_bad_rows(target.sketch()):
+            raise ValueError(f"data: some of the first examples looked at hold NaN or infinity; {FIX}")
         raise ValueError(
             f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
         )

@@ -8,8 +8,9 @@ import numpy as np
 
 from ridgewalk.data import Batches
 from ridgewalk.gradients import GradientEstimator
-from ridgewalk.kernel import Sampler, State, build_kernel
+from ridgewalk.kernel import Info, Sampler, State, build_kernel
 from ridgewalk.run.feed import ArrayReader, Feed, IterableReader
+from ridgewalk.run.finite import blame
 from ridgewalk.run.health import healthy
 from ridgewalk.run.loop import Carry, Chunk, Span, init_chains, run_chunk, take_chain
 from ridgewalk.run.rows import Rows, order_at
@@ -36,6 +37,14 @@ def split_chains(method: str, chains: int) -> list[tuple[slice, Any]]:
             f"'vectorized', or on CPU set XLA_FLAGS=--xla_force_host_platform_device_count={chains} before JAX starts"
         )
     return [(one, devices[i]) for i, one in enumerate(each)]
+
+
+def _info(sampler: Sampler, estimator: GradientEstimator, states: State) -> Info:
+    """What a step of all chains shows; for its shapes. (Not a method, so that it is traced once for many runs.)"""
+    batch = estimator.target.sketch()
+    info = build_kernel(sampler, estimator).step(jax.random.key(0), take_chain(states, 0), batch, 1.0)[1]
+    chains = jax.tree.leaves(states.position)[0].shape[0]
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (chains, *x.shape)), info)
 
 
 class Stream(NamedTuple):
@@ -68,7 +77,7 @@ class Group:
         self.chains = keys.shape[0]
         self.dimension = sum(leaf[0].size for leaf in jax.tree.leaves(starts))
         states = init_chains(sampler, estimator, starts)
-        info = jax.eval_shape(self._info, states)
+        info = jax.eval_shape(_info, sampler, estimator, states)
         draws = chunk.recording.empty(states.position, info, slots)
         temperature = sampler.dynamics.temperature
         self.carry = Carry(states, draws, healthy(potentials, self.dimension, temperature), None)
@@ -76,12 +85,6 @@ class Group:
         if stream is not None:
             self.stream = stream
             self.feed = Feed(stream.examples, rows.batch_size, self.chains)
-
-    def _info(self, states: State) -> Any:
-        kernel = build_kernel(self.sampler, self.estimator)
-        batch = self.estimator.target.sketch()
-        info = kernel.step(jax.random.key(0), take_chain(states, 0), batch, 1.0)[1]
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.chains, *x.shape)), info)
 
     def saved(self) -> PyTree:
         """What a checkpoint holds of the group."""
@@ -120,6 +123,10 @@ class Group:
         self.carry = run_chunk(
             self.sampler, self.estimator, self.keys, self.carry, sizes, span, batches, chunk=self.chunk
         )
+
+    def culprit(self, chain: int, step: int) -> str:
+        """What is not finite in the data that a chain of the group, counted in it, read from the host in a step."""
+        return "" if self.feed is None else blame(self.stream.data, self.rows, self.keys, chain, step)
 
     def like(self) -> dict[str, PyTree]:
         """One chain's draw: shapes and dtypes."""

@@ -33,6 +33,8 @@ CAUSES = (
     "the potential exploded",
     "the gradient became NaN or infinite",
 )
+EXPLODED = 3
+"""The cause that finite data can have only."""
 
 
 def healthy(potentials: Scalar, dimension: int, temperature: float) -> Health:
@@ -46,7 +48,7 @@ def watch(health: Health, info: Info, k: Scalar) -> Health:
     """With what step k showed."""
     u = info.potential
     cause = jnp.where(jnp.isfinite(info.gradient_norm), 0, 4)
-    cause = jnp.where(u > health.limit, 3, cause)
+    cause = jnp.where(u > health.limit, EXPLODED, cause)
     cause = jnp.where(jnp.isinf(u), 2, jnp.where(jnp.isnan(u), 1, cause)).astype(jnp.int32)
     first = (health.step < 0) & (cause > 0)
     return Health(

@@ -76,7 +76,10 @@ class Pilots:
         self.result: Result
 
     def _sample(self, step_size: float, length: int, **options: Any) -> Result | None:
-        """Chains from where the last ones ended; None where one diverged."""
+        """Chains from where the last ones ended; None where one diverged.
+
+        A run that Ctrl-C or SIGTERM has cut short is of no use: here they end the search as Ctrl-C does elsewhere.
+        """
         try:
             result = sample(
                 jax.random.fold_in(self.key, self.runs),
@@ -93,6 +96,8 @@ class Pilots:
             )
         except DivergenceError:
             return None
+        if any(status.outcome == "interrupted" for status in result.status):
+            raise KeyboardInterrupt
         return result if result.alive.all() else None
 
     def run(self, step_size: float, length: int) -> float:

@@ -75,7 +75,7 @@ class Recording:
         """The draws with this one, flat vectors (chain, d), in its slot, if it is due."""
 
         def put(store: jax.Array, value: jax.Array) -> jax.Array:
-            return store.at[slot].set(value)
+            return jax.lax.dynamic_update_index_in_dim(store, value, slot, 0)
 
         def act(draws: Draws, flat: jax.Array) -> Draws:
             position = unravel(flat)

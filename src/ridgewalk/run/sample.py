@@ -16,6 +16,7 @@ from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.run import checks
 from ridgewalk.run.archive import Archive
+from ridgewalk.run.finite import check_finite
 from ridgewalk.run.groups import ChainMethod, Group, Stream, split_chains
 from ridgewalk.run.health import ChainStatus
 from ridgewalk.run.loop import Chunk, block_length
@@ -98,6 +99,7 @@ def sample(
     estimator = as_estimator(target)
     data = estimator.target.data if isinstance(estimator.target, Posterior) else None
     rows = checks.check_data(estimator.target, batch_size, replacement)
+    check_finite(data)
     if isinstance(data, Batches) and len(parts) > 1:
         raise ValueError(
             f"chain_method: {chain_method!r} with Batches would read the iterable once per chain; use 'vectorized'"

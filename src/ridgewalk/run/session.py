@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.run.archive import Archive
+from ridgewalk.run.finite import FIX
 from ridgewalk.run.groups import Group
-from ridgewalk.run.health import CAUSES, ChainStatus, DivergenceError, hint, stability_limit
+from ridgewalk.run.health import CAUSES, EXPLODED, ChainStatus, DivergenceError, hint, stability_limit
 from ridgewalk.run.loop import Span
 from ridgewalk.run.pace import LONGEST_CHUNK, Pace
 from ridgewalk.run.plan import Plan
@@ -66,7 +67,9 @@ class Session:
 
     def _stop(self, start: int, pace: Pace) -> int:
         most = min((group.feed.capacity for group in self.groups if group.feed is not None), default=LONGEST_CHUNK)
-        return self.plan.stop(start, min(pace.length, most), self.slots, self.archive.steps_between)
+        length, block = min(pace.length, most), self.groups[0].chunk.block
+        length -= length % block if length > block else 0  # the random numbers of a block are drawn to its end
+        return self.plan.stop(start, length, self.slots, self.archive.steps_between)
 
     def _advance(self, start: int, stop: int, after: int) -> None:
         """Make the steps from `start` to `stop` and keep their draws; the data up to `after` are read meanwhile."""
@@ -99,6 +102,15 @@ class Session:
 
         return jax.tree.map(blank, draws)
 
+    def _diverged(self, chain: int, step: int, cause: int, start: PyTree) -> ChainStatus:
+        """Why a chain diverged: bad data, which those in memory cannot be, or steps too large."""
+        group, place = [(group, i) for group in self.groups for i in range(group.chains)][chain]
+        found = "" if cause == EXPLODED else group.culprit(place, step)
+        if found:
+            return ChainStatus("diverged", step, f"{CAUSES[cause]}: NaN or infinity in the data, {found}", FIX)
+        limit = stability_limit(group.sampler, group.estimator, start)
+        return ChainStatus("diverged", step, CAUSES[cause], hint(float(self.plan.step_sizes[step]), limit))
+
     @property
     def bad_steps(self) -> np.ndarray:
         """The step in which each chain diverged, −1 for those that did not."""
@@ -113,11 +125,8 @@ class Session:
             if bad < 0:
                 result.append(ChainStatus(ended, self.step))
                 continue
-            group = self.groups[0]
             start = jax.tree.map(lambda x, c=chain: x[c], starts)
-            limit = stability_limit(group.sampler, group.estimator, start)
-            advice = hint(float(self.plan.step_sizes[bad]), limit)
-            result.append(ChainStatus("diverged", int(bad), CAUSES[int(cause)], advice))
+            result.append(self._diverged(chain, int(bad), int(cause), start))
         if not any(status.alive for status in result):
             lines = "\n  ".join(f"chain {i}: {status}" for i, status in enumerate(result))
             raise DivergenceError(f"all {len(result)} chains diverged\n  {lines}")

@@ -18,6 +18,7 @@ from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.base import Settling
 from ridgewalk.run import checks
+from ridgewalk.run.finite import check_finite
 from ridgewalk.run.health import stability_limit
 from ridgewalk.run.local_law import Judge, LocalModel, Prediction, predict, stationary_law
 from ridgewalk.run.pilots import DRAWS, Halving, Pilots
@@ -52,7 +53,7 @@ class StepSize(float):
     """A step size, usable as the number it is, with how it was found."""
 
     limit: float
-    """2 / λ_max(G H), where the chain has been."""
+    """2 / λ_max(G H), where the chains have been, for the one that allows the least."""
     table: tuple[Row, ...]
     halvings: tuple[Halving, ...]
     explanation: str
@@ -98,6 +99,8 @@ def find_step_size(
         print(size.limit, size.explanation)
         result = rw.sample(key, rw.hasgld_sa(), target, start, step_size=size, **options)
 
+    Ctrl-C and SIGTERM in a pilot run raise KeyboardInterrupt once its chunk is done.
+
     It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, sixteen of
     1,000 for the check, and a Hessian product per parameter (24 for large models) at 8 places.
 
@@ -123,6 +126,7 @@ def find_step_size(
         raise ValueError(f"judge: {judge!r} is unknown; use one of {', '.join(map(repr, get_args(Judge)))}")
     estimator = as_estimator(target)
     rows = checks.check_data(estimator.target, batch_size, True)
+    check_finite(None if isinstance(estimator.target, Density) else estimator.target.data)
     position = checks.check_position(position)
     seen = _seen(estimator)
     checks.check_functions(seen.target, position, rows)
@@ -140,10 +144,10 @@ def find_step_size(
     for factor in ROUNDS_OF_LEARNING if isinstance(rule, Settling) else ROUNDS:
         chosen = pilot.run(chosen, length * factor)
         models = pilot.look(rows, rule)
-        # Chains that learn do not learn the same: a step size between theirs.
-        chosen = math.exp(np.mean([math.log(_best(sampler.dynamics, model, run)) for model in models]))
+        chosen = _between(sampler.dynamics, models, run)
     value, halvings = pilot.check_halving(chosen, models[0], rule)
-    found = _explain(sampler.dynamics, value, models[0], halvings, run)
+    limit = min(model.limit for model in models)
+    found = _explain(sampler.dynamics, value, models[0], limit, halvings, run)
     if progress:
         _show(found, steps)
     return found
@@ -170,13 +174,25 @@ def _seen(estimator: GradientEstimator) -> GradientEstimator:
     return jax.tree.map(jnp.asarray, inside)
 
 
+def _between(dynamics: Dynamics, models: list[LocalModel], run: Run) -> float:
+    """A step size between the best ones of the models, stable in all: chains that learn do not learn the same."""
+    each = [_best(dynamics, model, run) for model in models]
+    value = math.exp(np.mean(np.log(each)))
+    while value > min(each) and not all(_stable(dynamics, value, model) for model in models):
+        value /= 2**0.125
+    return max(value, min(each))
+
+
+def _stable(dynamics: Dynamics, step_size: float, model: LocalModel) -> bool:
+    """Whether steps a margin longer would still be stable where it is steepest."""
+    return stationary_law(dynamics, MARGIN * step_size, model.at_steepest()).stable
+
+
 def _best(dynamics: Dynamics, model: LocalModel, run: Run) -> float:
     """The ε of least predicted error: by factors of 2, then 8 between each."""
 
-    steep = model.at_steepest()
-
     def error(step_size: float) -> float:
-        if not stationary_law(dynamics, MARGIN * step_size, steep).stable:
+        if not _stable(dynamics, step_size, model):
             return math.inf
         return predict(dynamics, step_size, model, *run).total
 
@@ -186,7 +202,9 @@ def _best(dynamics: Dynamics, model: LocalModel, run: Run) -> float:
     return float(fine[int(np.argmin([error(e) for e in fine]))])
 
 
-def _explain(dynamics: Dynamics, value: float, model: LocalModel, halvings: tuple[Halving, ...], run: Run) -> StepSize:
+def _explain(
+    dynamics: Dynamics, value: float, model: LocalModel, limit: float, halvings: tuple[Halving, ...], run: Run
+) -> StepSize:
     def row(step_size: float) -> Row:
         found: Prediction = predict(dynamics, step_size, model, *run)
         return Row(step_size, found.bias, found.monte_carlo, found.total)
@@ -198,12 +216,12 @@ def _explain(dynamics: Dynamics, value: float, model: LocalModel, halvings: tupl
     explanation = (
         f"step size {value:.3g}: in {run.steps:,} steps variances have a bias of {chosen.bias:.2g} (most of it from "
         f"{source}) and a Monte Carlo error of {chosen.monte_carlo:.2g}, in log ratios. 2/λ_max(G H) = "
-        f"{model.limit:.3g}. Halving: the potential at ε exceeds that at ε/2 by {last.measured:.3g} ± "
+        f"{limit:.3g}. Halving: the potential at ε exceeds that at ε/2 by {last.measured:.3g} ± "
         f"{last.standard_error:.2g}, expected {last.expected:.3g}"
     )
     if len(halvings) > 1:
         explanation += f"; at {halvings[0].step_size:.3g}, of least predicted error, it rose by more than predicted"
-    return StepSize(value, model.limit, table, halvings, explanation + ".")
+    return StepSize(value, limit, table, halvings, explanation + ".")
 
 
 def _show(found: StepSize, steps: int) -> None:
