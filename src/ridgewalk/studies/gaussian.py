@@ -127,7 +127,7 @@ STUDY = Study(
     "gaussian",
     {Preset.quick: Settings(seeds=16, timed_seeds=16, every_step_size=False), Preset.paper: Settings()},
     "16 seeds in place of 128, and one to three step sizes a "
-    "sampler (and one friction) in place of five (and two). Chains have their full 30,000 steps.",
+    "sampler (and one friction) in place of five (and two or three). Chains have their full 30,000 steps.",
     plan,
     assemble,
 )
