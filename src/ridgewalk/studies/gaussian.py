@@ -120,7 +120,7 @@ def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) ->
         "verdict": comparison,
         "faster_at_no_more_error": faster_at_no_more_error(rows["stable"]),
     }
-    return Outcome(tell(settings.steps, settings.seeds, best, rows["printed"], comparison), numbers)
+    return Outcome(tell(settings.steps, settings.seeds, best, rows["stable"], rows["printed"], comparison), numbers)
 
 
 STUDY = Study(

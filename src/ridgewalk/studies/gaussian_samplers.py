@@ -96,7 +96,7 @@ ENTRANTS: tuple[Entrant, ...] = (
     Entrant(
         OURS + "limited",
         lambda: hasgld_sa(form="limited", memory=MEMORY),
-        (0.05, 0.1, 0.15, 0.2, 0.3),
+        (0.02, 0.05, 0.1, 0.2, 0.3),
         (0.2,),
         {"memory": MEMORY, "snapshots": 2},
         gradients=2,

@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ridgewalk.studies.regression_samplers import OURS, PLAIN, PRINTED, SPARSE
+from ridgewalk.studies.regression_samplers import OURS, PLAIN, SPARSE
 from ridgewalk.studies.regression_verdict import over_seeds
 
 Row = dict[str, Any]
@@ -14,13 +15,16 @@ LOOKS: dict[str, tuple[str, str]] = {
     PLAIN: ("tab:orange", "-."),
     SPARSE: ("tab:green", "--"),
     OURS: ("tab:blue", "-"),
-    PRINTED: ("tab:red", ":"),
 }
+SHOWN = tuple(LOOKS)
+"""As printed the method leaves every scale on which these can be told apart."""
+
+TICKS = (200, 500, 1_000, 2_000, 5_000)
 
 
 def draw_means(chosen: dict[str, Row], truth: np.ndarray) -> Figure:
     """Posterior means of all weights, mean and range over the data sets; the weights lie on a logarithmic axis."""
-    names = [name for name in (PLAIN, SPARSE, OURS) if name in chosen]
+    names = [name for name in SHOWN if name in chosen]
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     place = np.arange(1, len(truth) + 1)
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
@@ -40,37 +44,55 @@ def draw_means(chosen: dict[str, Row], truth: np.ndarray) -> Figure:
 
 
 def draw_errors(chosen: dict[str, Row], least: dict[str, float], found: dict[str, Any]) -> Figure:
-    """MSE and MAE on the test samples against steps: mean over seeds, the band one standard error to each side."""
-    figure = Figure(figsize=(10, 4.4), layout="constrained")
-    for axes, what in zip(figure.subplots(1, 2), ("mse", "mae"), strict=True):
-        for name, (colour, dashes) in LOOKS.items():
-            if name not in chosen:
-                continue
-            row = chosen[name]
-            step = np.asarray(row["step"])
+    """Test MSE and MAE against steps, and below them how far HASGLD-SA lies from SGLD-SA; bands are standard errors."""
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    grid = figure.subplots(2, 2, sharex=True, height_ratios=(3, 2))
+    for column, what in enumerate(("mse", "mae")):
+        above, below = grid[0, column], grid[1, column]
+        for name in (name for name in SHOWN if name in chosen):
+            row, (colour, dashes) = chosen[name], LOOKS[name]
             mean, error = over_seeds(row, what)
             label = f"{name}, step size {row['step_size']:g}"
-            axes.plot(step, mean, dashes, color=colour, linewidth=2, label=label)
-            axes.fill_between(step, mean - error, mean + error, color=colour, alpha=0.12, linewidth=0)
-        axes.axhline(least[what], color="black", linewidth=1, label="the true weights")
-        axes.set(xlabel="steps", ylabel=f"test {what.upper()}", xscale="log")
-        axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    _point_out(figure, chosen, found)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+            above.plot(row["step"], mean, dashes, color=colour, linewidth=2, label=label)
+            above.fill_between(row["step"], mean - error, mean + error, color=colour, alpha=0.12, linewidth=0)
+        above.axhline(least[what], color="black", linewidth=1, label="the true weights")
+        above.set(ylabel=f"test {what.upper()}")
+        if {OURS, SPARSE} <= set(chosen):
+            _difference(below, chosen, what)
+    _point_out(grid[0, 0], found)
+    for axes in grid.flat:
+        axes.set_xscale("log")
+        axes.set_xticks(TICKS, [f"{tick:,}" for tick in TICKS])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3, linewidth=0.5)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 
-def _point_out(figure: Figure, chosen: dict[str, Row], found: dict[str, Any]) -> None:
+def _difference(axes: Axes, chosen: dict[str, Row], what: str) -> None:
+    """Seed by seed, so that the noise of the test samples that both share drops out."""
+    step = np.asarray(chosen[OURS]["step"])
+    apart = {"difference": (np.asarray(chosen[OURS][what]) - np.asarray(chosen[SPARSE][what])).tolist()}
+    mean, error = over_seeds(apart, "difference")
+    axes.axvspan(step[-1] / 2, step[-1], color="0.92", zorder=0)
+    axes.text(0.98, 0.05, "second half", transform=axes.transAxes, ha="right", color="0.35")
+    axes.axhline(0, color="black", linewidth=1)
+    axes.plot(step, mean, color=LOOKS[OURS][0], linewidth=2)
+    axes.fill_between(step, mean - error, mean + error, color=LOOKS[OURS][0], alpha=0.2, linewidth=0)
+    axes.set(xlabel="steps", ylabel=f"{what.upper()}: HASGLD-SA\nminus SGLD-SA")
+
+
+def _point_out(axes: Axes, found: dict[str, Any]) -> None:
     """Where HASGLD-SA reaches SGLD-SA's last MSE."""
     reached = found.get("reaches", {}).get("step")
     if reached is None:
         return
-    axes, level = figure.axes[0], found["reaches"]["mse"]
+    level = found["reaches"]["mse"]
     axes.plot([reached, found["reaches"]["their_steps"]], [level, level], ":", color="0.3", linewidth=1)
     axes.annotate(
-        f"SGLD-SA's last MSE,\nreached by step {reached:,}",
+        f"HASGLD-SA at step {reached:,}:\nwhere SGLD-SA ends",
         (reached, level),
-        xytext=(0.42, 0.62),
-        textcoords="axes fraction",
+        xytext=(reached, level + 0.25 * (axes.get_ylim()[1] - level)),
+        ha="center",
         arrowprops={"arrowstyle": "->", "color": "0.3"},
     )

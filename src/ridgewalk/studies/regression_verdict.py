@@ -53,7 +53,10 @@ def mean_curve(row: Row, steps: int | None = None) -> Row:
             kept |= {what: mean.round(5).tolist(), f"{what}_se": error.round(5).tolist()}
         else:
             kept |= {what: float(mean[-1]), f"{what}_se": float(error[-1])}
-    return kept | ({"means": row["means"], "inclusion": row["inclusion"], "sigma": row["sigma"]} if not steps else {})
+    if steps is None:
+        weights = {what: np.mean(row[what] or [[]], axis=0).round(4).tolist() for what in ("means", "inclusion")}
+        kept |= {"mean_weights": weights["means"], "mean_inclusion": weights["inclusion"], "sigma": row["sigma"]}
+    return kept
 
 
 def _stays_below(curve: np.ndarray, level: float) -> int | None:
