@@ -48,13 +48,20 @@ def _errors_table(settings: dict[str, Any], chosen: dict[str, Row], least: dict[
     )
 
 
+def _throughout(part: dict[str, Any]) -> Mark:
+    """At or below at every mark; above at one, but by no more than two standard errors; or above."""
+    if part["holds"]:
+        return "better"
+    return "equal" if part["largest"] <= 2 * part["largest_se"] else "worse"
+
+
 def _excess_row(label: str, part: dict[str, Any]) -> tuple[Cell, ...]:
     mark = judge(part["mean"], 0.0, error=2 * part["mean_se"])
     return (
         label,
-        Number(part["mean"], part["mean_se"], "+.3f", mark=mark),
-        Number(part["largest"], style="+.3f", mark="better" if part["largest"] <= 0 else "worse"),
-        Number(part["last"], part["last_se"], "+.3f"),
+        Number(part["mean"], part["mean_se"], ".3f", mark=mark),
+        Number(part["largest"], part["largest_se"], ".3f", mark=_throughout(part)),
+        Number(part["last"], part["last_se"], ".3f"),
     )
 
 
@@ -70,8 +77,9 @@ def _verdict_table(found: dict[str, Any]) -> Table:
         ("error, compared at equal", "mean", "at its largest", "at the end"),
         tuple(rows),
         "Means over data sets; ± one standard error of the differences, data set by data set. “At its largest” asks "
-        "for “at or below throughout”: it is better only where the mean difference is at no mark above 0. At equal "
-        "gradients HASGLD-SA has half the steps, because its curvature pairs take a second gradient.",
+        "for “at or below throughout”: it is better only where the mean difference is nowhere above 0, and equal where "
+        "it is by no more than two standard errors. At equal gradients HASGLD-SA has half the steps, because "
+        "its curvature pairs take a second gradient.",
     )
 
 
@@ -136,7 +144,8 @@ def _tried_table(rows: list[Row], chosen: dict[str, Row], steps: int) -> Table:
 def _said(found: dict[str, Any]) -> str:
     if "missing" in found:
         return f"No verdict: {', '.join(found['missing'])} diverged at every step size."
-    parts = {what: "throughout" if found[what]["holds"] else "not throughout" for what in ("mse", "mae")}
+    said = {"better": "throughout", "equal": "not throughout, by what may be noise,", "worse": "not throughout"}
+    parts = {what: said[_throughout(found[what])] for what in ("mse", "mae")}
     reached = found["reaches"]
     when = "never reaches" if reached["step"] is None else f"by step {reached['step']:,} has reached for good"
     return (

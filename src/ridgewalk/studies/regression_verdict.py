@@ -74,6 +74,7 @@ def _excess(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
     last, error = mean_and_error(difference[:, -1])
     return {
         "largest": float(mean[worst]),
+        "largest_se": mean_and_error(difference[:, worst])[1],
         "mean": float(mean.mean()),
         "mean_se": mean_and_error(difference.mean(axis=1))[1],
         "last": last,
