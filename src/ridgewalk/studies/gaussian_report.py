@@ -142,8 +142,8 @@ def tell(
         Picture(
             "errors.png",
             "Figure (b): covariance error against autocorrelation time; lower left is better. Bars are two standard "
-            "errors over seeds. Left: every sampler on its own stable grid, but for the algorithm as printed, which the "
-            "tables show. Right: the paper's step sizes.",
+            "errors over seeds. Left: every sampler on its own stable grid, the algorithm as printed aside, which "
+            "the tables show. Right: the paper's step sizes.",
             "Two plots on logarithmic axes. A curve for each sampler shows covariance error against autocorrelation "
             "time over step sizes; the numbers are in the tables.",
         ),
