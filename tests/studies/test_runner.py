@@ -120,7 +120,7 @@ def test_the_command_runs_a_study_and_names_unknown_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("ridgewalk.cli.study_named", registry.study_named)
     wrong = CliRunner().invoke(app, ["reproduce", "gausian", "--out", str(tmp_path)])
     assert wrong.exit_code == 2
-    assert "gaussian, logistic" in wrong.output
+    assert "gaussian, regression" in wrong.output
 
 
 def test_every_study_of_the_registry_has_both_presets_and_distinct_pieces():

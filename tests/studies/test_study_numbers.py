@@ -110,7 +110,7 @@ def test_the_gaussian_study_tells_what_diverged(tmp_path):
     names = {entrant.name for entrant in ENTRANTS}
     best, claims, printed = outcome.report.sections[0].tables
     assert {row[0] for row in best.rows} == names
-    assert next(row for row in best.rows if row[0] == PRINTED)[2].note == "diverged at every step size"
+    assert next(row for row in best.rows if row[0] == PRINTED)[2].note == "all chains diverged at every step size"
     assert [str(cell) for cell in printed.rows[0][1:]] == ["all diverged"] * 4
     assert printed.columns[1:] == ("0.02", "0.016", "0.0128", "0.008192")
     assert pytest.approx((0.02, 0.016, 0.0128, 0.008192)) == PAPER_GRID

@@ -50,7 +50,7 @@ def draw_errors(stable: list[Row], printed: list[Row]) -> Figure:
     """Covariance error against autocorrelation time, over step sizes."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True, sharey=True, width_ratios=(3, 2))
-    _curves(left, stable)
+    _curves(left, [row for row in stable if row["sampler"] != PRINTED])  # its errors would set the scale
     left.set_title("every sampler on its own stable grid")
     _curves(right, printed)
     gone = [name for name in dict.fromkeys(row["sampler"] for row in printed) if _all_diverged(printed, name)]

@@ -23,11 +23,17 @@ def _time(row: Row) -> Number:
     return Number(time, row["autocorrelation_time_se"], ".0f" if time >= 100 else ".1f")
 
 
-def _best_table(best: dict[str, Row], steps: int, seeds: int) -> Table:
+def _gone(rows: list[Row], name: str, seeds: int) -> Number:
+    fewest = min((row["diverged"] for row in rows if row["sampler"] == name), default=seeds)
+    chains = "all chains" if fewest == seeds else f"{fewest} or more of {seeds} chains"
+    return Number(None, note=f"{chains} diverged at every step size")
+
+
+def _best_table(best: dict[str, Row], stable: list[Row], steps: int, seeds: int) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name in dict.fromkeys(entrant.name for entrant in ENTRANTS):
         if name not in best:
-            rows.append((name, "–", Number(None, note="diverged at every step size"), "–", "–", "–"))
+            rows.append((name, "–", _gone(stable, name, seeds), "–", "–", "–"))
             continue
         row = best[name]
         cond = Number(row["worst_condition"], style=".3g")
@@ -117,7 +123,14 @@ def _said(comparison: dict[str, Any], best: dict[str, Row]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def tell(steps: int, seeds: int, best: dict[str, Row], printed: list[Row], comparison: dict[str, Any]) -> Report:
+def tell(
+    steps: int,
+    seeds: int,
+    best: dict[str, Row],
+    stable: list[Row],
+    printed: list[Row],
+    comparison: dict[str, Any],
+) -> Report:
     """The report of the study."""
     pictures = (
         Picture(
@@ -129,7 +142,8 @@ def tell(steps: int, seeds: int, best: dict[str, Row], printed: list[Row], compa
         Picture(
             "errors.png",
             "Figure (b): covariance error against autocorrelation time; lower left is better. Bars are two standard "
-            "errors over seeds. Left: every sampler on its own stable grid. Right: the paper's step sizes.",
+            "errors over seeds. Left: every sampler on its own stable grid, the algorithm as printed aside, which "
+            "the tables show. Right: the paper's step sizes.",
             "Two plots on logarithmic axes. A curve for each sampler shows covariance error against autocorrelation "
             "time over step sizes; the numbers are in the tables.",
         ),
@@ -144,7 +158,7 @@ def tell(steps: int, seeds: int, best: dict[str, Row], printed: list[Row], compa
     )
     results = Section(
         "Results",
-        tables=(_best_table(best, steps, seeds), _verdict_table(comparison), _printed_table(printed, seeds)),
+        tables=(_best_table(best, stable, steps, seeds), _verdict_table(comparison), _printed_table(printed, seeds)),
         pictures=pictures,
     )
     note = "" if PRINTED in best else " It diverged at every step size tried, these and much smaller ones."

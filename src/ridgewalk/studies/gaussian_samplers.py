@@ -64,7 +64,7 @@ def _sghmc(friction: float) -> Entrant:
         "SGHMC",
         lambda: sghmc(friction=friction),
         (0.002, 0.003, 0.0035, 0.004, 0.0045),
-        (0.0035, 0.004) if friction == 0.1 else (),
+        (0.0035, 0.004) if friction == 0.07 else (),
         {"friction": friction},
     )
 
@@ -73,6 +73,7 @@ ENTRANTS: tuple[Entrant, ...] = (
     Entrant("SGLD", sgld, (0.0006, 0.0012, 0.002, 0.0023, 0.0026), (0.002, 0.0026)),
     Entrant("pSGLD", psgld, (0.03, 0.06, 0.1, 0.14, 0.2), (0.06, 0.1)),
     Entrant("HAMCMC", hamcmc, (0.05, 0.1, 0.15, 0.2, 0.3), (0.1, 0.2), {"memory": 3}, turns=3, gradients=2),
+    _sghmc(0.05),
     _sghmc(0.07),
     _sghmc(0.1),
     Entrant(ORACLE, _true_covariance, (0.02, 0.035, 0.05, 0.07, 0.1), (0.035, 0.05, 0.07)),
@@ -95,7 +96,7 @@ ENTRANTS: tuple[Entrant, ...] = (
     Entrant(
         OURS + "limited",
         lambda: hasgld_sa(form="limited", memory=MEMORY),
-        (0.05, 0.1, 0.15, 0.2, 0.3),
+        (0.02, 0.05, 0.1, 0.2, 0.3),
         (0.2,),
         {"memory": MEMORY, "snapshots": 2},
         gradients=2,

@@ -4,7 +4,7 @@ from importlib import import_module
 
 from ridgewalk.studies.study import Study
 
-NAMES = ("gaussian", "logistic", "outliers", "convergence", "source", "permeability")
+NAMES = ("gaussian", "regression", "source", "permeability", "convergence", "logistic", "outliers")
 """Each is a module of this package with a `STUDY`; a new study is a new module and a name here."""
 
 

@@ -1,0 +1,147 @@
+"""The regression study: its data, its errors and its verdict against answers known beforehand; and its claims."""
+
+import numpy as np
+import pytest
+
+from ridgewalk.studies import regression
+from ridgewalk.studies.regression_data import PREDICTORS, data_set, errors, posterior, true_weights
+from ridgewalk.studies.regression_samplers import ENTRANTS, OURS, PAPER_STEP_SIZE, PLAIN, SPARSE, entrant_named
+from ridgewalk.studies.regression_verdict import over_seeds, steps_chosen, verdict
+
+STEPS = 400
+MARKS = list(range(50, STEPS + 1, 50))
+
+
+def _row(name, step_size, mse, validation=1.0, seeds=4, diverged=False):
+    """A row whose curves of the seeds are `mse(step)`, the seeds' own levels apart."""
+    row = {"sampler": name, "step_size": step_size, "step": MARKS, "diverged": diverged}
+    row["gradients"] = entrant_named(name).gradients
+    if diverged:
+        return row
+    curve = np.array([mse(step) for step in MARKS])
+    curves = (curve + np.arange(seeds)[:, None]).tolist()
+    means = np.tile(true_weights(), (seeds, 1)).tolist()
+    row |= {"mse": curves, "mae": curves, "validation_mse": [[validation] * len(MARKS)] * seeds, "means": means}
+    inclusion = [] if name == PLAIN else np.tile(true_weights() > 0, (seeds, 1)).astype(float).tolist()
+    return row | {"inclusion": inclusion, "sigma": [1.7] * seeds}
+
+
+def test_the_data_are_the_papers():
+    seeds = [data_set(seed) for seed in range(40)]
+    x = np.concatenate([part[0] for split in seeds for part in split])
+    y = np.concatenate([part[1] for split in seeds for part in split])
+    assert [part[0].shape for part in seeds[0]] == [(100, 200), (50, 200), (50, 200)]
+    for lag in (0, 1, 4, 20):
+        product = (x[:, : PREDICTORS - lag] * x[:, lag:]).mean()
+        assert product == pytest.approx(0.8 ** (lag / 4), abs=0.02)
+    noise = y - x @ true_weights()
+    assert noise.var() == pytest.approx(3.0, rel=4 * np.sqrt(2 / len(noise)))
+    assert not np.allclose(seeds[0].test[0][0], seeds[0].validation[0][0])
+
+
+def test_posteriors_have_the_noise_they_are_told():
+    """Under the plain prior −∇U is Xᵀ(y − Xβ)/3 − β."""
+    x, y = data_set(0).training
+    weights = np.linspace(-1, 1, PREDICTORS)
+    gradient = np.asarray(posterior((x, y), sparse=False).full_gradient(weights))
+    expected = weights - x.T.astype(float) @ (y - x @ weights) / 3
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-2)
+    assert posterior((x, y), sparse=True).adaptive
+
+
+def test_running_means_start_after_burn_in():
+    draws = np.arange(24.0).reshape(2, 6, 2)
+    found = regression.running_means(draws, 2, np.array([3, 6]))
+    np.testing.assert_allclose(found[0], draws[:, 2])
+    np.testing.assert_allclose(found[1], draws[:, 2:].mean(axis=1))
+    mse, mae = errors(np.array([[1.0, 0.0], [0.0, 0.0]]), (np.eye(2), np.array([1.0, -2.0])))
+    np.testing.assert_allclose(mse, [2.0, 2.5])
+    np.testing.assert_allclose(mae, [1.0, 1.5])
+
+
+def test_a_short_run_is_measured():
+    settings = regression.Settings(steps=300, burn_in=100, mark_every=100, seeds=2, chains=2)
+    row = regression.measure(entrant_named(SPARSE), 8e-4, settings)
+    assert row["step"] == [200, 300]
+    for what in ("mse", "mae", "validation_mse"):
+        assert np.shape(row[what]) == (2, 2)
+    mean, error = over_seeds(row, "mse")
+    variance = np.mean([np.var(data_set(seed).test[1]) for seed in range(2)])
+    assert 2 < mean[-1] < 0.8 * variance  # it predicts
+    assert error[-1] > 0
+    assert np.shape(row["means"]) == np.shape(row["inclusion"]) == (2, PREDICTORS)
+    assert regression.measure(entrant_named(PLAIN), 0.1, settings) == {
+        "sampler": PLAIN, "step_size": 0.1, "gradients": 1, "step": [200, 300], "diverged": True,
+    }  # fmt: skip
+
+
+def test_step_sizes_are_chosen_on_validation_samples():
+    rows = [
+        _row(SPARSE, 1, lambda k: 1.0, 3.0),
+        _row(SPARSE, 2, lambda k: 9.0, 2.0),
+        _row(SPARSE, 3, None, diverged=True),
+    ]
+    late = _row(SPARSE, 4, lambda k: 0.5, 0.0)
+    late["validation_mse"] = [[0.0] * 3 + [2.1] * 5] * 4  # only the second half counts
+    assert steps_chosen([*rows, late], STEPS)[SPARSE]["step_size"] == 2
+    assert steps_chosen(rows[2:], STEPS) == {}
+
+
+def test_the_verdict_asks_for_the_whole_second_half_and_half_the_steps():
+    theirs = _row(SPARSE, 1, lambda k: 3 + 100 / k)  # 3.25 in the end
+    better = _row(OURS, 1, lambda k: 3 + 30 / k)  # there by step 120
+    found = verdict({SPARSE: theirs, OURS: better}, STEPS)
+    assert found["holds"]
+    assert found["reaches"]["step"] == 150
+    assert found["reaches"]["gradients"] == 300
+    assert found["mse"]["largest"] == pytest.approx(-70 / 400)
+    assert found["mse"]["mean_se"] == pytest.approx(0, abs=1e-12)  # the seeds' levels cancel
+    assert found["mse_at_equal_gradients"]["largest"] == pytest.approx(-(100 - 60) / 400)
+
+    late = _row(OURS, 1, lambda k: 3.1 if k == 400 else 3 + 100 / k)
+    found = verdict({SPARSE: theirs, OURS: late}, STEPS)
+    assert found["mse"]["holds"]
+    assert found["reaches"] == {**found["reaches"], "step": 400, "holds": False}
+    assert not found["holds"]
+
+    once_above = _row(OURS, 1, lambda k: 3.34 if k == 300 else 3.1)
+    found = verdict({SPARSE: theirs, OURS: once_above}, STEPS)
+    assert not found["mse"]["holds"]
+    assert found["reaches"]["step"] == 350  # for good
+    assert verdict({SPARSE: theirs, OURS: _row(OURS, 1, lambda k: 5.0)}, STEPS)["reaches"]["step"] is None
+    assert verdict({SPARSE: theirs}, STEPS)["missing"] == [OURS]
+
+
+@pytest.mark.parametrize("ours", [lambda k: 3 + 30 / k, lambda k: 5.0])
+def test_the_study_tells_its_numbers(tmp_path, ours):
+    settings = regression.Settings(steps=STEPS, burn_in=0, seeds=4)
+    results = {}
+    for piece in regression.plan(settings):
+        name, size = piece.settings["sampler"], piece.settings["step_size"]
+        gone = size == PAPER_STEP_SIZE and name in (PLAIN, SPARSE)
+        results[piece.name] = _row(name, size, ours if name == OURS else lambda k: 3 + 100 / k, diverged=gone)
+    outcome = regression.assemble(settings, results, tmp_path)
+    summary, excess, reach = outcome.report.sections[0].tables
+    assert [row[0] for row in summary.rows] == [entrant.name for entrant in ENTRANTS] + ["the true weights"]
+    wins = ours(400) < 4
+    assert outcome.numbers["verdict"]["holds"] == wins
+    assert ("they hold" in outcome.report.text[-1]) == wins
+    assert {row[2].mark for row in excess.rows} == {"better" if wins else "worse"}
+    assert str(reach.rows[1][1]) == ("150" if wins else "not reached")
+    tried = outcome.report.sections[2].tables[0]
+    assert sum(str(row[1]) == "diverged" for row in tried.rows) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"errors.png", "means.png"}
+
+
+@pytest.mark.slow
+def test_hasgld_sa_errs_less_than_sgld_sa_in_the_second_half_and_is_there_in_half_the_steps():
+    """The paper preset at the step sizes it chooses."""
+    settings = regression.Settings()
+    chosen = {
+        name: regression.measure(entrant_named(name), size, settings) for name, size in ((SPARSE, 1.1e-3), (OURS, 0.1))
+    }
+    found = verdict(chosen, settings.steps)
+    print(found)
+    assert found["mse"]["holds"]
+    assert found["mae"]["holds"]
+    assert found["reaches"]["holds"]
