@@ -15,15 +15,15 @@ QUICK = Settings(
     seeds=1,
     sparsities=(0.0, 0.5),
     methods=(SGLD, PSGLD, PRINTED.format(2), OURS.format(RANK), ADAM),
-    optimiser_steps=600,
-    chain_gradients=200,
+    optimiser_steps=150,
+    chain_gradients=300,
     draws=10,
     tuned=False,
 )
 
 STUDY = Study(
     "source",
-    {Preset.quick: QUICK, Preset.paper: Settings("source")},
+    {Preset.quick: QUICK, Preset.paper: Settings("source", optimiser_steps=400, chain_gradients=1_600)},
     "a 20×20 grid in place of 50×50, 300 samples in place of 1,500, one seed, two of four sparsities, five of six "
     "methods, a fifth of the gradients, and no tuning of step sizes.",
     plan,
