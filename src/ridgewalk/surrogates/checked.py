@@ -127,4 +127,4 @@ def _check_prior(prior: Any) -> None:
     if isinstance(prior, int | float | np.number):
         _positive("prior", prior)
     elif prior is None or isinstance(prior, str):
-        raise ValueError(f"prior: {prior!r} is neither a scale such as 1.0 nor a log prior of the position")
+        raise ValueError(f"prior: {prior!r} is neither a scale such as 1.0 nor a log prior of the weights")

@@ -48,7 +48,10 @@ class CompressedModel:
 
     def sparse_layers(self, examples: int) -> tuple[str, ...]:
         """The layers whose products of so many examples are sparse."""
-        return tuple(self.arrays[i].name for i, density in self.densities.items() if wins(density, examples))
+        return tuple(self.arrays[i].name for i in self.densities if self._wins(i, examples))
+
+    def _wins(self, leaf: int, examples: int) -> bool:
+        return wins(self.densities[leaf], examples, int(np.prod(self.arrays[leaf].shape)))
 
     def predict(self, x: Any, *, sparse: bool | None = None) -> np.ndarray:
         """Outputs (example, output), or (draw, example, output), of inputs (example, …).
@@ -73,7 +76,7 @@ class CompressedModel:
     def _stages_for(self, x: np.ndarray, sparse: bool | None) -> Stages:
         key = (x.shape, sparse)
         if key not in self._stages:
-            wanted = {i: wins(density, len(x)) if sparse is None else sparse for i, density in self.densities.items()}
+            wanted = {i: self._wins(i, len(x)) if sparse is None else sparse for i in self.densities}
             chosen = {i for i, want in wanted.items() if want}
             shapes = [jax.ShapeDtypeStruct(array.shape, array.values.dtype) for array in self.arrays]
             template = jax.tree.unflatten(jax.tree.structure(self.template), shapes)
@@ -91,7 +94,7 @@ class CompressedModel:
     def _sparse_leaf(self, leaf: int, axis: int, draw: int) -> SparseMatrix:
         if (leaf, axis, draw) not in self._sparse:
             if (leaf, axis) not in self._patterns:
-                self._patterns[leaf, axis] = pattern(self.arrays[leaf].mask(), axis)
+                self._patterns[leaf, axis] = pattern(self.arrays[leaf].mask(), axis, self.arrays[leaf].values.dtype)
             self._sparse[leaf, axis, draw] = self._patterns[leaf, axis].matrix(self.arrays[leaf].values[draw])
         return self._sparse[leaf, axis, draw]
 
