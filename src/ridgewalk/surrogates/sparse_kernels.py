@@ -1,8 +1,8 @@
 """Sparse products as machine code: numba compiles them when they are first called, and keeps them on disk.
 
 Every kernel makes outputs `first` to `last` of y = x W. What output i sums is `values[starts[i]:starts[i + 1]]`, of
-inputs that are told by their numbers (`indexed`), or by a bit for every input (`masked`). Outputs are independent of each
-other, so that several cores give the same bits as one.
+inputs that are told by their numbers (`indexed`), or by a bit for every input (`masked`). Outputs are independent of
+each other, so that several cores give the same bits as one.
 """
 
 from collections.abc import Callable

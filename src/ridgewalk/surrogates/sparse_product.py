@@ -20,8 +20,8 @@ EXAMPLE, BLOCK = 0.42, 1.8
 """Those of a number that is not zero in an indexed product: of one example, of eight together."""
 
 READ, MULTIPLY = 0.19, 0.026
-"""Those of a number in a dense product: to read it, and for each example. All measured on an AMD EPYC (L3 of 32 MB) as in
-`benchmarks/pruning.py`, both kinds of product gaining alike from a second core. Fixed, so that predictions do not
+"""Those of a number in a dense product: to read it, and for each example. All measured on an AMD EPYC (L3 of 32 MB) as
+in `benchmarks/pruning.py`, both kinds of product gaining alike from a second core. Fixed, so that predictions do not
 depend on timings."""
 
 START = 30_000.0
@@ -56,7 +56,7 @@ def best_form(density: float) -> Form:
 
 
 def wins(density: float, examples: int, numbers: int, form: Form | None = None) -> bool:
-    """Whether a sparse product of so many examples with a matrix of so many numbers takes less time than a dense one."""
+    """Whether a sparse product of so many examples with a matrix of so many numbers is faster than a dense one."""
     if density > DENSEST:
         return False
     together, alone = _blocks(examples)
