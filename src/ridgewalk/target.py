@@ -68,7 +68,7 @@ class Posterior:
     def next_prior(
         self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar, kept: PyTree | None = None
     ) -> Any:
-        """The prior's state after a step from `position` on `batch`; after pruning, with ones where `kept`, else zeros."""
+        """The prior's state after a step from `position` on `batch`; `kept` has zeros for what is pruned, else ones."""
         if not isinstance(self.log_prior, AdaptivePrior) or prior_state is None:
             return None
         return self.log_prior.update(prior_state, position, self._residuals(position, batch), step, kept)

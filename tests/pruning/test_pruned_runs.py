@@ -166,7 +166,8 @@ def test_summary_counts_what_was_pruned_and_r_hat_leaves_it_out():
         assert (table.loc[none, ["mean", "sd"]] == 0).all(axis=None)
     for some in (result, moments):
         assert some.summary(max_parameters=2)["pruned"].tolist() == [3.0, 0.0]
-    assert "r_hat" in str(result.summary()) and "..." not in str(result.summary())
+    assert "r_hat" in str(result.summary())
+    assert "..." not in str(result.summary())
 
 
 def test_a_g_that_has_not_learnt_is_scalar_among_kept_coordinates():

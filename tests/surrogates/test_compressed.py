@@ -213,8 +213,12 @@ def test_bad_parameters():
     good = {"a": np.ones((6, 5)), "b": np.ones((5, 5)), "c": np.ones((5, 3))}
     rw.compress(model, good)
     compress = partial(rw.compress, model)
-    with pytest.raises(ValueError, match="structure is not that of model"):
+    with pytest.raises(ValueError, match=r"parameters: their arrays are a, those of model.init\(key\) are a, b, c"):
         compress({"a": np.ones((6, 5))})
+    with pytest.raises(ValueError, match=r"with axes for chains and draws.* pass one chain: jax.tree.map"):
+        compress(jax.tree.map(lambda leaf: np.ones((2, 3, *leaf.shape)), good))
+    with pytest.raises(ValueError, match=r"model: SurrogateRegressor is no ridgewalk.Model; .*sparsity=0.7"):
+        rw.compress(rw.SurrogateRegressor(), good)
     with pytest.raises(ValueError, match=r"parameters: a has shape \(5, 6\); the model takes \(6, 5\)"):
         compress(good | {"a": np.ones((5, 6))})
     with pytest.raises(ValueError, match="some arrays have an axis for draws and others none"):

@@ -77,7 +77,12 @@ def check_choices(parameters: dict[str, Any]) -> None:
     if not (isinstance(parameters["holdout"], int | float) and 0 <= parameters["holdout"] < 1):
         raise ValueError(f"holdout: {parameters['holdout']!r} is no share of the examples; use 0.2, or 0 for none")
     left = parameters["steps"] - parameters["burn_in"]
-    if left * (parameters["chains"] or 2) < parameters["draws"] or left < 1:
+    if left < 1:
+        raise ValueError(
+            f"steps: {parameters['steps']} include burn_in = {parameters['burn_in']}, so that none is left to keep; "
+            f"make more steps than {parameters['burn_in']} (three times as many is the default), or lower burn_in"
+        )
+    if left * (parameters["chains"] or 2) < parameters["draws"]:
         raise ValueError(
             f"draws: {parameters['draws']} do not fit into steps = {parameters['steps']} with burn_in = "
             f"{parameters['burn_in']}; make more steps, or keep fewer draws"
