@@ -9,6 +9,7 @@ import zarr
 from fits import waves
 from typer.testing import CliRunner
 
+import ridgewalk as rw
 from ridgewalk.cli import app
 from ridgewalk.surrogates.files_of_arrays import read_examples
 

@@ -1,5 +1,6 @@
 """Pruned networks in sparse form: the same predictions, less room, and files that are checked."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -14,7 +15,7 @@ from ridgewalk.surrogates import cores
 from ridgewalk.surrogates.adapters import EquinoxNetwork, FunctionNetwork
 from ridgewalk.surrogates.networks import permeability_network, source_network
 from ridgewalk.surrogates.packed import pack
-from ridgewalk.surrogates.sparse_product import SparseMatrix, can_expand, pattern, wins
+from ridgewalk.surrogates.sparse_product import can_expand, pattern, wins
 
 RNG = np.random.default_rng(0)
 
@@ -134,43 +135,60 @@ def test_sparse_products(shape, dtype, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_several_cores_give_the_bits_of_one(form, monkeypatch):
-    """Also several threads at a time, of which one has the other cores."""
+    """Also for several threads at a time, of which one has the other cores."""
     shape = (700, 200)
     matrix = np.where(RNG.random(shape) < 0.3, RNG.normal(size=shape), 0).astype(np.float32)
     mask = matrix != 0
     sparse = pattern(mask, 0, np.float32, form).matrix(matrix[mask])
-    used = []
-
-    def run(self, name, x, y, cores):
-        used.append(cores)
-        plain(self, name, x, y, cores)
-
-    plain = SparseMatrix._run
-    monkeypatch.setattr(SparseMatrix, "_run", run)
     x = RNG.normal(size=(9, shape[0])).astype(np.float32)
-    monkeypatch.setattr(cores, "allowed_cores", lambda: 1)
     alone = sparse.product(x)
-    assert set(used) == {1}
+    counts = []
+
+    def counted(tasks):
+        counts.append(len(tasks))
+        together(tasks)
+
+    together = cores.run_together
+    monkeypatch.setattr(cores, "run_together", counted)
+    monkeypatch.setattr(cores, "WORTH_SHARING", 1)
     monkeypatch.setattr(cores, "allowed_cores", lambda: 3)
     np.testing.assert_array_equal(sparse.product(x), alone)
-    assert used[-1] == 3
+    assert set(counts) == {3}
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: sparse.product(x), range(50)):
             np.testing.assert_array_equal(found, alone)
-    with cores.OtherCores(matrix.size) as first, cores.OtherCores(matrix.size) as second:
-        assert (first, second) == (3, 1)
-    monkeypatch.setattr(cores, "_own_process", -1)  # a fork
-    with cores.OtherCores(matrix.size) as found:
-        assert found == 1
+
+
+def test_work_on_several_cores(monkeypatch):
+    """Errors come back, helpers are there again after one, and a fork gets helpers of its own."""
+    places: list[int] = []
+
+    def fail():
+        raise RuntimeError("on another thread")
+
+    def note():
+        places.append(threading.get_ident())
+
+    with pytest.raises(RuntimeError, match="on another thread"):
+        cores.run_together([note, fail, note])
+    cores.run_together([note, note, note])
+    assert len(places) == 5
+    assert len(set(places)) == 3
+    monkeypatch.setattr(cores._team, "process", -1)
+    before = cores._team
+    cores.run_together([note, note])
+    assert cores._team is not before
+    assert len(cores._team.helpers) == 1
 
 
 def test_cores_that_are_allowed(monkeypatch):
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert cores.allowed_cores() == 1
-    starts = np.array([0, 10, 10, 30, 40, 80], np.uint64)
-    assert cores.bounds_of_parts(starts, 2).tolist() == [0, 4, 5]
-    assert cores.bounds_of_parts(starts, 1).tolist() == [0, 5]
+    for asked, allowed in (("1", 1), ("2,1", 2), ("8", 3), ("", 3), ("many", 3)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert cores.allowed_cores() == allowed
+    work = np.array([0, 10, 10, 30, 40, 80], np.uint64)
+    assert cores.bounds_of_parts(work, 2).tolist() == [0, 4, 5]
+    assert cores.bounds_of_parts(work, 1).tolist() == [0, 5]
     assert cores.bounds_of_parts(np.zeros(3, np.uint64), 4).tolist() == [0, 0, 0, 0, 2]
 
 

@@ -19,20 +19,21 @@ UNROLLED = 4
 """Sums that a masked product keeps at a time: one would wait for itself in every addition."""
 
 
-def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return numba.njit(cache=True, error_model="numpy", nogil=True, **options)(function)
-        except RuntimeError:  # no folder to keep it in
-            return numba.njit(error_model="numpy", nogil=True, **options)(function)
+AHEAD = 512
+"""How many numbers before they are needed they are fetched: processors do not look beyond a page of memory."""
 
-    return compile_it
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        return numba.njit(cache=True, error_model="numpy", nogil=True)(function)
+    except RuntimeError:  # no folder to keep it in
+        return numba.njit(error_model="numpy", nogil=True)(function)
 
 
 # Eight sums at a time, for the reason above. Numbers of type uint64 spare the check for negative indices.
 
 
-@_compiled()
+@_compiled
 def indexed_one(starts: Any, inputs: Any, values: Any, x: Any, y: Any, first: int, last: int) -> None:
     """Examples one by one, x being (example, before)."""
     unit, eight = np.uint64(1), np.uint64(8)
@@ -58,7 +59,7 @@ def indexed_one(starts: Any, inputs: Any, values: Any, x: Any, y: Any, first: in
             y[n, i] = ((a + b) + (c + d)) + ((e + f) + (g + h))
 
 
-@_compiled()
+@_compiled
 def indexed_eight(starts: Any, inputs: Any, values: Any, x: Any, y: Any, first: int, last: int) -> None:
     """Eight examples together, x being (before, 8)."""
     for i in range(first, last):
@@ -107,6 +108,8 @@ def _masked_sum(
         expand = function(f"llvm.x86.avx512.mask.expand.v{lanes}f{bits}", vector, [vector, vector, marks])
         multiply_add = function(f"llvm.fma.v{lanes}f{bits}", vector, [vector] * 3)
         ones = function(f"llvm.ctpop.i{lanes}", word, [word])
+        pointer, short = ir.IntType(8).as_pointer(), ir.IntType(32)
+        fetch = function("llvm.prefetch.p0", ir.VoidType(), [pointer, short, short, short])
 
         def read(array: Any, place: Any) -> Any:
             loaded = build.load(build.bitcast(build.gep(array, [place]), vector.as_pointer()))
@@ -118,6 +121,9 @@ def _masked_sum(
 
         def add(group: Any, total: Any) -> None:
             mask, here = build.load(build.gep(masks, [build.add(first, group)])), build.load(now)
+            if total in sums[::2]:
+                soon = build.bitcast(build.gep(numbers, [build.add(here, whole(AHEAD))]), pointer)
+                build.call(fetch, [soon, short(0), short(3), short(1)])
             weights = build.call(expand, [read(numbers, here), zero, build.bitcast(mask, marks)])
             build.store(build.add(here, build.zext(build.call(ones, [mask]), whole)), now)
             some = read(inputs, build.add(at, build.mul(group, whole(lanes))))
@@ -141,7 +147,7 @@ def _masked_sum(
     return signature, generate
 
 
-@_compiled()
+@_compiled
 def masked_one(starts: Any, masks: Any, values: Any, x: Any, y: Any, first: int, last: int) -> None:
     """Examples one by one; x is flat, every example filled up with zeros to whole words of the masks."""
     outputs = starts.size - 1
@@ -149,28 +155,3 @@ def masked_one(starts: Any, masks: Any, values: Any, x: Any, y: Any, first: int,
     for n in range(y.shape[0]):
         for i in range(first, last):
             y[n, i] = _masked_sum(values, starts[i], masks, np.uint64(i) * words, words, x, np.uint64(n) * inputs)
-
-
-# The same on several cores, outputs `bounds[t]` to `bounds[t + 1]` on core t. Written out, because numba keeps no
-# functions on disk that are made by functions.
-
-
-@_compiled(parallel=True)
-def indexed_one_shared(starts: Any, inputs: Any, values: Any, x: Any, y: Any, bounds: Any) -> None:
-    """`indexed_one` on several cores."""
-    for part in numba.prange(bounds.size - 1):
-        indexed_one(starts, inputs, values, x, y, bounds[part], bounds[part + 1])
-
-
-@_compiled(parallel=True)
-def indexed_eight_shared(starts: Any, inputs: Any, values: Any, x: Any, y: Any, bounds: Any) -> None:
-    """`indexed_eight` on several cores."""
-    for part in numba.prange(bounds.size - 1):
-        indexed_eight(starts, inputs, values, x, y, bounds[part], bounds[part + 1])
-
-
-@_compiled(parallel=True)
-def masked_one_shared(starts: Any, masks: Any, values: Any, x: Any, y: Any, bounds: Any) -> None:
-    """`masked_one` on several cores."""
-    for part in numba.prange(bounds.size - 1):
-        masked_one(starts, masks, values, x, y, bounds[part], bounds[part + 1])

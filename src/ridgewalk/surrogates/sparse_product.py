@@ -6,12 +6,13 @@ is not zero, and wins where these are few.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ridgewalk.surrogates.cores import OtherCores, bounds_of_parts
+from ridgewalk.surrogates import cores
 
 MASKED = 0.065
 """Nanoseconds that a number, zero or not, takes in a masked product of one example, on one core."""
@@ -88,35 +89,37 @@ class SparseMatrix(NamedTuple):
         """x W of (example, before)."""
         x = np.ascontiguousarray(x, self.values.dtype)
         y = np.empty((len(x), len(self.starts) - 1), self.values.dtype)
-        with OtherCores(self.before * y.shape[1]) as cores:
-            if self.form == "masked":
-                self._run("masked_one", _filled(x, 64 // x.itemsize).reshape(-1), y, cores)
-                return y
-            together, alone = _blocks(len(x))
-            for n in range(0, together, 8):
-                part = x[n : n + 8]
-                turned = np.zeros((self.before, 8), x.dtype)
-                turned[:, : len(part)] = part.T
-                made = np.empty((8, y.shape[1]), y.dtype)
-                self._run("indexed_eight", turned, made, cores)
-                y[n : n + 8] = made[: len(part)]
-            if alone:
-                self._run("indexed_one", x[together:], y[together:], cores)
+        if self.form == "masked":
+            self._run("masked_one", _filled(x, 64 // x.itemsize).reshape(-1), y)
+            return y
+        together, alone = _blocks(len(x))
+        for n in range(0, together, 8):
+            part = x[n : n + 8]
+            turned = np.zeros((self.before, 8), x.dtype)
+            turned[:, : len(part)] = part.T
+            made = np.empty((8, y.shape[1]), y.dtype)
+            self._run("indexed_eight", turned, made)
+            y[n : n + 8] = made[: len(part)]
+        if alone:
+            self._run("indexed_one", x[together:], y[together:])
         return y
 
-    def _run(self, name: str, x: np.ndarray, y: np.ndarray, cores: int) -> None:
-        arguments = self.starts, self.places, self.values, x, y
-        if cores == 1:
-            _kernel(name)(*arguments, 0, y.shape[1])
-        else:
-            work = self.starts if self.form == "indexed" else np.arange(len(self.starts))
-            _kernel(f"{name}_shared")(*arguments, bounds_of_parts(work, cores))
+    def _run(self, name: str, x: np.ndarray, y: np.ndarray) -> None:
+        """All outputs, on as many cores as it is worth."""
+        kernel, arguments = _kernel(name), (self.starts, self.places, self.values, x, y)
+        parts = cores.allowed_cores() if self.before * y.shape[1] >= cores.WORTH_SHARING else 1
+        if parts == 1:
+            kernel(*arguments, 0, y.shape[1])
+            return
+        work = self.starts if self.form == "indexed" else np.arange(len(self.starts))
+        bounds = cores.bounds_of_parts(work, parts).tolist()
+        cores.run_together([partial(kernel, *arguments, *ends) for ends in pairwise(bounds)])
 
 
 def _filled(x: np.ndarray, width: int) -> np.ndarray:
     """With columns of zeros up to a multiple of `width`."""
     missing = -x.shape[1] % width
-    return x if missing == 0 else np.pad(x, ((0, 0), (0, missing)))
+    return x if missing == 0 else np.hstack([x, np.zeros((len(x), missing), x.dtype)])
 
 
 class Pattern(NamedTuple):
