@@ -80,7 +80,7 @@ def indexed_eight(starts: Any, inputs: Any, values: Any, x: Any, y: Any, first: 
         y[4, i], y[5, i], y[6, i], y[7, i] = e, f, g, h
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _masked_sum(
     _context: Any, values: Any, k: Any, masks: Any, first: Any, count: Any, x: Any, at: Any
 ) -> tuple[Any, Callable[..., Any]]:
@@ -154,4 +154,5 @@ def masked_one(starts: Any, masks: Any, values: Any, x: Any, y: Any, first: int,
     words, inputs = np.uint64(masks.size // outputs), np.uint64(x.size // y.shape[0])
     for n in range(y.shape[0]):
         for i in range(first, last):
-            y[n, i] = _masked_sum(values, starts[i], masks, np.uint64(i) * words, words, x, np.uint64(n) * inputs)
+            place, at = np.uint64(i) * words, np.uint64(n) * inputs
+            y[n, i] = _masked_sum(values, starts[i], masks, place, words, x, at)  # type: ignore[call-arg]

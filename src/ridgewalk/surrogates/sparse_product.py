@@ -1,8 +1,7 @@
 """Products of batches with a sparse matrix on the CPU, and when they beat dense ones.
 
-There are two forms. `masked` has a bit for every number, zero or not, and takes the same time at every density, as the
-numbers are put in their places 16 (float32) at a time; it needs AVX-512. `indexed` has two bytes for every number that
-is not zero, and wins where these are few.
+There are two forms. `masked` has a bit for every number, zero or not, and puts the others in their places 16 (float32)
+at a time; it needs AVX-512. `indexed` has two bytes for every number that is not zero, and wins where these are few.
 """
 
 from collections.abc import Callable
@@ -14,13 +13,14 @@ import numpy as np
 
 from ridgewalk.surrogates import cores
 
-MASKED = 0.065
-"""Nanoseconds that a number, zero or not, takes in a masked product of one example, on one core."""
+FETCH, MASKED = 0.22, 0.06
+"""Nanoseconds of one core in a masked product: to read a number that is not zero, and for each example and number, zero
+or not."""
 
-EXAMPLE, BLOCK = 0.42, 1.8
+EXAMPLE, BLOCK = 0.7, 4.0
 """Those of a number that is not zero in an indexed product: of one example, of eight together."""
 
-READ, MULTIPLY = 0.19, 0.026
+READ, MULTIPLY = 0.2, 0.026
 """Those of a number in a dense product: to read it, and for each example. All measured on an AMD EPYC (L3 of 32 MB) as
 in `benchmarks/pruning.py`, both kinds of product gaining alike from a second core. Fixed, so that predictions do not
 depend on timings."""
@@ -28,7 +28,7 @@ depend on timings."""
 START = 30_000.0
 """Those that a product outside JAX takes before it begins."""
 
-DENSEST = 0.8
+DENSEST = 0.65
 """With fewer zeros than this leaves, there is little to gain."""
 
 FEWEST_IN_BLOCK = 5
@@ -53,7 +53,7 @@ def can_expand() -> bool:
 
 def best_form(density: float) -> Form:
     """The form that takes less time for one example."""
-    return "masked" if can_expand() and density * EXAMPLE > MASKED else "indexed"
+    return "masked" if can_expand() and density * EXAMPLE > density * FETCH + MASKED else "indexed"
 
 
 def wins(density: float, examples: int, numbers: int, form: Form | None = None) -> bool:
@@ -63,7 +63,7 @@ def wins(density: float, examples: int, numbers: int, form: Form | None = None) 
     together, alone = _blocks(examples)
     each = density * (BLOCK * -(-together // 8) + EXAMPLE * alone)
     if (form or best_form(density)) == "masked":
-        each = MASKED * examples
+        each = density * FETCH + MASKED * examples
     return START + each * numbers < (READ + MULTIPLY * examples) * numbers
 
 
