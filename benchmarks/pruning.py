@@ -1,11 +1,12 @@
 """What pruning pays: size on disk and time of predictions of the permeability network at 30 to 90 % zeros.
 
-    taskset -c 1 env OMP_NUM_THREADS=1 python benchmarks/pruning.py      (one core; without taskset: all)
+    python benchmarks/pruning.py      (all cores; `taskset -c 1 env OMP_NUM_THREADS=1` before it: one)
 
 8.2 million weights, float32. "Dense part" are the three dense layers (20,000 to 100, 2,600 to 800, 800 to 5,100), which
 have 99.6 % of the weights; the convolutions have too few to gain, and take a third of the time of the whole network for
-one example and nine tenths for 100. Dense products are XLA's, compiled; times are the least of many, in turn, so that
-other work on the machine meets both alike. The last line tells what an event of pruning costs inside a chain.
+one example and nine tenths for 100. Dense products are XLA's, compiled, and NumPy's (OpenBLAS) beside them; all use the
+same cores. Times are medians of calls in a row, as a program makes them that predicts one example after another, and
+the least of five such rows of each kind in turn. The last line tells what an event of pruning costs inside a chain.
 """
 
 import os
@@ -31,7 +32,7 @@ from timing import seconds
 GRID, EDGES = (50, 50), 5_100
 SPARSITIES = (0.3, 0.5, 0.7, 0.9)
 BATCHES = (1, 100)
-ROUNDS = {1: 200, 100: 4}
+ROUNDS = {1: 40, 100: 2}
 LAYERS = ("encode", "hidden", "decode")
 
 
@@ -55,6 +56,11 @@ def dense_part(inputs: Any, layers: Any) -> Any:
     return [jax.nn.relu(x @ w + b[None, :]) for x, (w, b) in zip(inputs, layers, strict=True)]
 
 
+def numpy_part(inputs: list[np.ndarray], layers: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """The same with NumPy's products."""
+    return [np.maximum(x @ w + b[None, :], 0) for x, (w, b) in zip(inputs, layers, strict=True)]
+
+
 def sparse_part(compressed: CompressedModel, parameters: Any) -> Callable[[list[np.ndarray]], Any]:
     """The same with sparse products."""
     names = leaf_names(parameters)
@@ -66,11 +72,11 @@ def sparse_part(compressed: CompressedModel, parameters: Any) -> Callable[[list[
 
 
 def least(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The least milliseconds of each call, taken in turn."""
+    """The milliseconds of each call: the median of `rounds` in a row, the least of five rows."""
     for call in calls.values():
         seconds(call), seconds(call)
-    times = [{name: seconds(call) for name, call in calls.items()} for _ in range(rounds)]
-    return {name: 1e3 * min(each[name] for each in times) for name in calls}
+    rows = [{name: [seconds(call) for _ in range(rounds)] for name, call in calls.items()} for _ in range(5)]
+    return {name: 1e3 * min(float(np.median(row[name])) for row in rows) for name in calls}
 
 
 def saved_share(compressed: CompressedModel) -> float:
@@ -91,17 +97,22 @@ def rows(model: Model, parameters: Any, sparsity: float) -> None:
         fields = rng.standard_normal((batch, *GRID)).astype(np.float32)
         inputs = [rng.standard_normal((batch, w.shape[0])).astype(np.float32) for w, _ in layers]
         on_device = jax.tree.map(jnp.asarray, inputs)
-        calls = {"dense": partial(dense_part, on_device, layers), "sparse": partial(sparse, inputs)}
+        arrays = [(np.asarray(w), np.asarray(b)) for w, b in layers]
+        calls = {
+            "dense": partial(dense_part, on_device, layers),
+            "numpy": partial(numpy_part, inputs, arrays),
+            "sparse": partial(sparse, inputs),
+        }
         part = least(calls, ROUNDS[batch])
         calls = {
             "dense": partial(apply, parameters, fields),
             "predict": partial(compressed.predict, fields),
         }
-        whole = least(calls, max(3, ROUNDS[batch] // 10))
+        whole = least(calls, max(1, ROUNDS[batch] // 5))
         chosen = "sparse" if compressed.sparse_layers(batch) else "dense"
         print(
             f"{sparsity:6.0%} {saved_share(compressed):7.1%} {batch:6d}   "
-            f"{part['dense']:8.2f} {part['sparse']:8.2f} {part['dense'] / part['sparse']:6.2f}x   "
+            f"{part['dense']:8.2f} {part['numpy']:6.2f} {part['sparse']:7.2f} {part['dense'] / part['sparse']:6.2f}x   "
             f"{whole['dense']:8.1f} {whole['predict']:8.1f} ({chosen:6s}) {whole['dense'] / whole['predict']:5.2f}x",
             flush=True,
         )
@@ -114,7 +125,7 @@ def event_cost(parameters: Any) -> None:
     flat, mask = form.ravel(parameters), jnp.ones(form.size, bool)
     choose = jax.jit(lambda flat, mask: plan.prune(form, flat, mask, jnp.asarray(1)))
     sort = jax.jit(lambda flat: jnp.sort(jnp.abs(flat)))
-    times = least({"event": lambda: choose(flat, mask), "sort": lambda: sort(flat)}, 3)
+    times = least({"event": lambda: choose(flat, mask), "sort": lambda: sort(flat)}, 1)
     print(f"choosing the weights of one event: {times['event']:.0f} ms; sorting them would take {times['sort']:.0f} ms")
 
 
@@ -126,7 +137,7 @@ def main() -> None:
         f"permeability network, {count_weights(start):,} weights, float32, {cores} core{'s' * (cores > 1)}, "
         f"load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}; times in ms"
     )
-    print(" zeros   saved  batch   dense part: dense, sparse, gain   whole network: dense, predict (its choice), gain")
+    print(" zeros   saved  batch   dense part: XLA, NumPy, sparse, gain   whole network: dense, predict (choice), gain")
     for sparsity in SPARSITIES:
         rows(model, pruned(start, sparsity), sparsity)
     event_cost(start)

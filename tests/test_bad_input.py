@@ -155,6 +155,11 @@ CASES = {
         lambda: run(sampler=rw.Sampler(rw.Langevin(), rw.fixed(np.eye(2)))),
         ["covariance", "2 parameters", "3"],
     ),
+    "missing key": (
+        lambda: run(target=rw.Density(lambda p: -jnp.sum(p["b"] ** 2)), position={"a": jnp.ones(2)}, batch_size=None),
+        ["log_density", "'b'", "arrays are a"],
+    ),
+    "keys of two kinds": (lambda: run(position={"a": jnp.ones(2), 1: jnp.ones(1)}), ["position", "one kind of key"]),
     "svrg never": (lambda: rw.svrg(TARGET, every=0), ["every", "0"]),
     "svrg without data": (lambda: rw.svrg(rw.Density(log_prior), every=5), ["target", "Density"]),
     "control variates without data": (

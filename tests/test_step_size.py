@@ -15,8 +15,12 @@ from tests import step_cases
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
+from ridgewalk.gradients import as_estimator
 from ridgewalk.run import pace
+from ridgewalk.run.local_fit import fit
 from ridgewalk.run.local_law import LocalModel, predict, stationary_law
+from ridgewalk.run.local_look import Places
+from ridgewalk.run.rows import Rows
 from ridgewalk.run.step_size import MARGIN, Run, _best, _between
 
 SAMPLERS = {"sgld": rw.sgld(), "hasgld_sa": rw.hasgld_sa()}
@@ -281,3 +285,21 @@ def test_a_signal_ends_the_search(number, tmp_path, monkeypatch):
     assert chunks == [1, 1]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ridgewalk")]
+
+
+@pytest.mark.parametrize("power", [1.0, 20.0])
+def test_curvature_of_a_likelihood_to_a_power_is_seen_as_it_is(power):
+    """H = I + w XᵀX / s², whatever the scores' variance, which grows with w²."""
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.normal(size=(500, 3)) * np.array([1.0, 0.3, 2.0]))
+    y = x @ jnp.ones(3) + 0.5 * jnp.asarray(rng.normal(size=500))
+    target = rw.Posterior(
+        lambda w: -0.5 * jnp.sum(w**2), lambda w, batch: -0.5 * power * ((batch[1] - batch[0] @ w) / 0.5) ** 2, (x, y)
+    )
+    centre = jnp.broadcast_to(jnp.linalg.lstsq(x, y)[0], (4, 3))
+    rows = Rows("replacement", 500, 50)
+    operator = rw.Identity().init(centre[0], lambda v: v)
+    model = fit(jax.random.key(0), as_estimator(target), operator, Places(centre, centre), rows)
+    exact = np.linalg.eigvalsh(np.eye(3) + power * np.asarray(x.T @ x) / 0.25)
+    assert np.all(model.curvatures > 0.9 * exact)
+    assert np.all(model.curvatures < 2 * exact), "the scores of 512 examples tell it to a factor of 1.5 or so"

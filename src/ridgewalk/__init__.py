@@ -47,6 +47,7 @@ from ridgewalk.run.sample import sample
 from ridgewalk.run.step_size import StepSize, find_step_size
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht, sgrld
 from ridgewalk.surrogates.compressed import CompressedModel, compress
+from ridgewalk.surrogates.model import Model
 from ridgewalk.target import Density, Posterior
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ __all__ = [
     "Limited",
     "LowRank",
     "Metric",
+    "Model",
     "Posterior",
     "PowerDecay",
     "Preconditioner",

@@ -1,5 +1,6 @@
 """The command line: parses, then calls the library."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,18 @@ app.add_typer(darcy_app, name="darcy")
 register(app)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ridgewalk {version('ridgewalk')}")
+        raise typer.Exit
+
+
 @app.callback()
-def ridgewalk() -> None:
+def ridgewalk(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Bayesian deep learning that mixes."""
 
 

@@ -118,16 +118,11 @@ class _Event(NamedTuple):
         return flat, mask, self.dynamics.restrict(moved, mask), operator
 
 
-def _check_parts(sampler: Sampler, preconditioner: Preconditioner, operator: Any, prior_state: Any) -> None:
+def _check_parts(sampler: Sampler, preconditioner: Preconditioner, operator: Any) -> None:
     if preconditioner.correction(operator) is not None and not sampler.dynamics.takes_correction:
         raise ValueError(
             f"preconditioner: {type(preconditioner).__name__} depends on the position and needs the correction Γ, "
             f"which {type(sampler.dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles"
-        )
-    if sampler.pruning is not None and prior_state is not None:
-        raise ValueError(
-            "log_prior: it learns its scale from all weights, and pruned ones would count as zeros that were seen; use "
-            "a plain prior with pruned(), or the adaptive one without"
         )
 
 
@@ -189,7 +184,9 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             preconditioner=operator,
             estimator=now.refresh(state.estimator, position, step),
             # From the origin, which the batch had no part in: residuals at the arrival would be too small.
-            prior=estimator.target.next_prior(state.prior, unravel(origin), batch, step),
+            prior=estimator.target.next_prior(
+                state.prior, unravel(origin), batch, step, None if state.mask is None else unravel(state.mask)
+            ),
             mask=mask,
         )
         return after, Info(
@@ -212,7 +209,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             return form.ravel(jax.grad(now.target.potential)(unravel(vector), sketch))
 
         operator = preconditioner.init(flat, gradient_at)
-        _check_parts(sampler, preconditioner, operator, prior)
+        _check_parts(sampler, preconditioner, operator)
         if pruning is not None:
             preconditioner.specialise(pruning.last_kept(form), unravel)
         return State(

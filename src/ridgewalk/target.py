@@ -65,11 +65,13 @@ class Posterior:
             return None
         return self.log_prior.init(position, self._residuals(position, self.sketch()))
 
-    def next_prior(self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar) -> Any:
-        """The prior's state after a step from `position` on `batch`."""
+    def next_prior(
+        self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar, kept: PyTree | None = None
+    ) -> Any:
+        """The prior's state after a step from `position` on `batch`; `kept` has zeros for what is pruned, else ones."""
         if not isinstance(self.log_prior, AdaptivePrior) or prior_state is None:
             return None
-        return self.log_prior.update(prior_state, position, self._residuals(position, batch), step)
+        return self.log_prior.update(prior_state, position, self._residuals(position, batch), step, kept)
 
     @property
     def size(self) -> int:
@@ -182,7 +184,9 @@ class Density:
         """No prior of its own."""
         return
 
-    def next_prior(self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar) -> None:
+    def next_prior(
+        self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar, kept: PyTree | None = None
+    ) -> None:
         """No prior of its own."""
         return
 

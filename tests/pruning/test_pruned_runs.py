@@ -10,6 +10,7 @@ from tests.run.test_checkpoint import SAMPLERS as RESUMED
 from tests.run.test_checkpoint import forget_after
 
 import ridgewalk as rw
+from ridgewalk.diagnostics.operators import is_scalar
 from ridgewalk.layout import leaf_names
 from ridgewalk.run.fingerprint import describe, differences
 
@@ -120,7 +121,59 @@ def test_sparsity_of_a_network_is_exact(scope, sampler):
     assert np.any(kept[0] != kept[1])
 
 
-def test_an_adaptive_prior_is_refused():
-    target = rw.Posterior(rw.spike_and_slab(), lambda w, batch: -0.5 * (batch - w.sum()) ** 2, jnp.ones(4))
-    with pytest.raises(ValueError, match="log_prior: it learns"):
-        rw.build_kernel(rw.pruned(rw.sgld(), 0.5, stop=2, leaves=lambda name, leaf: True), target).init(jnp.ones(4))
+@pytest.mark.parametrize("penalty", ["mixture", "averaged"])
+def test_an_adaptive_prior_learns_as_on_the_smaller_model(penalty):
+    """Step for step: a pruned chain, and one of the kept weights alone that gets the same noise."""
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.normal(size=(30, 6)))
+    y = x @ jnp.array([2.0, -1.5, 0.0, 1.0, 0.0, 0.0]) + 0.3 * jnp.asarray(rng.normal(size=30))
+    shared = rw.shared_noise(lambda w, batch: batch[1] - batch[0] @ w)
+    prior = rw.prior_by_leaf({"position": rw.spike_and_slab(penalty=penalty)})
+    pruned = rw.pruned(rw.sgld(), 0.5, start=1, stop=1, leaves=lambda name, leaf: True)
+    large = rw.build_kernel(pruned, rw.Posterior(prior, shared, (x, y)))
+    start = jnp.array([1.8, -1.2, 0.02, 0.8, 0.01, -0.03])
+    state, _ = large.advance(jnp.zeros(6), large.init(start), (x, y), 1e-3)
+    kept = np.asarray(state.mask)
+    assert kept.tolist() == [True, True, False, True, False, False]
+    small = rw.build_kernel(rw.sgld(), rw.Posterior(prior, shared, (x[:, kept], y)))
+    learnt = state.prior[0]
+    same = small.init(state.position[kept])._replace(
+        step=state.step, prior=(learnt._replace(inclusion={"position": learnt.inclusion["position"][kept]}),)
+    )
+    advance, smaller = jax.jit(large.advance), jax.jit(small.advance)
+    for _ in range(30):
+        noise = jnp.asarray(rng.normal(size=6))
+        state, _ = advance(noise, state, (x, y), 1e-3)
+        same, _ = smaller(noise[kept], same, (x[:, kept], y), 1e-3)
+    np.testing.assert_allclose(state.position[kept], same.position, rtol=1e-10)
+    one, other = state.prior[0], same.prior[0]
+    for name in ("sigma", "delta", "spike", "slab", "residual"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-10)
+    np.testing.assert_allclose(one.inclusion["position"][kept], other.inclusion["position"], rtol=1e-10)
+    assert np.all(np.asarray(one.inclusion["position"])[~kept] == 0)
+    assert float(other.delta) > 1.2 * 3 / (1 + 6 + 6 - 2), "with p = 6 it would be less"
+
+
+def test_summary_counts_what_was_pruned_and_r_hat_leaves_it_out():
+    result, moments = run(rw.sgld()), run(rw.sgld(), keep="moments")
+    masks = np.stack([np.asarray(state.mask) for state in result.final_states])
+    for table in (result.summary(), moments.summary()):
+        assert table["pruned"].tolist() == (~masks).sum(0).tolist()
+        none, both = table["pruned"] == 2, table["pruned"] == 0
+        assert none.any()
+        assert table.loc[none, "r_hat"].isna().all()
+        assert table.loc[both, "r_hat"].notna().all()
+        assert (table.loc[none, ["mean", "sd"]] == 0).all(axis=None)
+    for some in (result, moments):
+        assert some.summary(max_parameters=2)["pruned"].tolist() == [3.0, 0.0]
+    assert "r_hat" in str(result.summary())
+    assert "..." not in str(result.summary())
+
+
+def test_a_g_that_has_not_learnt_is_scalar_among_kept_coordinates():
+    kernel = rw.build_kernel(
+        rw.pruned(rw.hasgld_sa(curvature_every=100), 0.5, start=1, stop=1), rw.Density(lambda p: -jnp.sum(p["w"] ** 2))
+    )
+    state, _ = kernel.step(jax.random.key(0), kernel.init({"w": jnp.ones((2, 3))}), None, 0.01)
+    assert int(state.mask.sum()) == 3
+    assert is_scalar(state)

@@ -9,6 +9,7 @@ import zarr
 from fits import waves
 from typer.testing import CliRunner
 
+import ridgewalk as rw
 from ridgewalk.cli import app
 from ridgewalk.surrogates.files_of_arrays import read_examples
 
@@ -72,9 +73,15 @@ def test_from_data_to_scores(folder, model):
     assert scores["coverage"] == [pytest.approx(inside[:, :2].mean())]
     assert scores["relative_error"] < 5
     assert scores["nll"] is not None
+    assert scores["r2"] == pytest.approx(rw.SurrogateRegressor.load(model).score(*waves(seed=1)))
     table = run("evaluate", model, "--data", folder / "test.npz")
     assert "relative error" in table.output
+    assert "R²" in table.output
     assert "coverage at 0.95" in table.output
+
+
+def test_version():
+    assert run("--version").output == f"ridgewalk {rw.__version__}\n"
 
 
 def test_nothing_is_overwritten_unasked(folder, model):
@@ -123,7 +130,11 @@ def test_darcy_data_sets_go_straight_in(tmp_path):
         (["fit", "--data", "data.npz", "--targets", "labels"], "labels"),
         (["fit", "--data", "data.npz", "--targets", "objects"], "objects"),
         (["fit", "--data", "data.npz", "--step-size", "-1"], "step_size: -1.0 is not a positive"),
-        (["fit", "--data", "data.npz", "--network", "permeability"], "is no field"),
+        (
+            ["fit", "--data", "data.npz", "--network", "source"],
+            "(3,) is no field; this network takes inputs of shape (ex",
+        ),
+        (["fit", "--data", "data.npz", "--steps", "100"], "steps: 100 include burn_in = 200"),
         (["predict", "nothing", "--data", "data.npz"], "nothing does not exist"),
     ],
 )

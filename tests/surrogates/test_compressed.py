@@ -1,5 +1,7 @@
 """Pruned networks in sparse form: the same predictions, less room, and files that are checked."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import equinox as eqx
@@ -9,10 +11,11 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
+from ridgewalk.surrogates import cores
 from ridgewalk.surrogates.adapters import EquinoxNetwork, FunctionNetwork
 from ridgewalk.surrogates.networks import permeability_network, source_network
 from ridgewalk.surrogates.packed import pack
-from ridgewalk.surrogates.sparse_product import pattern, wins
+from ridgewalk.surrogates.sparse_product import can_expand, pattern, wins
 
 RNG = np.random.default_rng(0)
 
@@ -108,33 +111,101 @@ def test_size_is_the_kept_numbers_and_a_bit_each():
     np.testing.assert_array_equal(whole.dense(0), np.ones(5))
 
 
+FORMS = ["indexed", pytest.param("masked", marks=pytest.mark.skipif(not can_expand(), reason="no AVX-512"))]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(50, 9), (70_000, 3), (4, 1)])
-def test_sparse_products(shape, dtype):
+def test_sparse_products(shape, dtype, form):
     matrix = np.where(RNG.random(shape) < 0.3, RNG.normal(size=shape), 0).astype(dtype)
     matrix[:, -1] = 0
     mask = matrix != 0
-    sparse = pattern(mask).matrix(matrix[mask])
-    assert sparse.inputs.dtype == (np.uint16 if shape[0] <= 2**16 else np.uint32)
+    sparse = pattern(mask, 0, dtype, form).matrix(matrix[mask])
+    if form == "indexed":
+        assert sparse.places.dtype == (np.uint16 if shape[0] <= 2**16 else np.uint32)
     assert abs(sparse.density - mask.mean()) < 1e-12
     tolerance = {np.float32: 1e-5, np.float64: 1e-13}[dtype] * np.sqrt(shape[0])
     for examples in (1, 3, 7, 8, 18):
         x = RNG.normal(size=(examples, shape[0])).astype(dtype)
         np.testing.assert_allclose(sparse.product(x), x @ matrix, atol=tolerance)
-    turned = pattern(np.ascontiguousarray(mask.T), summed=1).matrix(matrix.T[mask.T])
+    turned = pattern(np.ascontiguousarray(mask.T), 1, dtype, form).matrix(matrix.T[mask.T])
     np.testing.assert_array_equal(turned.product(x), sparse.product(x))
 
 
-def test_what_wins_depends_on_density_and_examples():
-    assert wins(0.3, 1)
-    assert wins(0.1, 100)
-    assert not wins(0.7, 1)
-    assert not wins(0.3, 100)
-    assert not wins(0.3, 4)
-    model = small_permeability()
+@pytest.mark.parametrize("form", FORMS)
+def test_several_cores_give_the_bits_of_one(form, monkeypatch):
+    """Also for several threads at a time, of which one has the other cores."""
+    shape = (700, 200)
+    matrix = np.where(RNG.random(shape) < 0.3, RNG.normal(size=shape), 0).astype(np.float32)
+    mask = matrix != 0
+    sparse = pattern(mask, 0, np.float32, form).matrix(matrix[mask])
+    x = RNG.normal(size=(9, shape[0])).astype(np.float32)
+    alone = sparse.product(x)
+    counts = []
+
+    def counted(tasks):
+        counts.append(len(tasks))
+        together(tasks)
+
+    together = cores.run_together
+    monkeypatch.setattr(cores, "run_together", counted)
+    monkeypatch.setattr(cores, "WORTH_SHARING", 1)
+    monkeypatch.setattr(cores, "allowed_cores", lambda: 3)
+    np.testing.assert_array_equal(sparse.product(x), alone)
+    assert set(counts) == {3}
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: sparse.product(x), range(50)):
+            np.testing.assert_array_equal(found, alone)
+
+
+def test_work_on_several_cores(monkeypatch):
+    """Errors come back, helpers are there again after one, and a fork gets helpers of its own."""
+    places: list[int] = []
+
+    def fail():
+        raise RuntimeError("on another thread")
+
+    def note():
+        places.append(threading.get_ident())
+
+    with pytest.raises(RuntimeError, match="on another thread"):
+        cores.run_together([note, fail, note])
+    cores.run_together([note, note, note])
+    assert len(places) == 5
+    assert len(set(places)) == 3
+    monkeypatch.setattr(cores._team, "process", -1)
+    before = cores._team
+    cores.run_together([note, note])
+    assert cores._team is not before
+    assert len(cores._team.helpers) == 1
+
+
+def test_cores_that_are_allowed(monkeypatch):
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    for asked, allowed in (("1", 1), ("2,1", 2), ("8", 3), ("", 3), ("many", 3)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert cores.allowed_cores() == allowed
+    work = np.array([0, 10, 10, 30, 40, 80], np.uint64)
+    assert cores.bounds_of_parts(work, 2).tolist() == [0, 4, 5]
+    assert cores.bounds_of_parts(work, 1).tolist() == [0, 5]
+    assert cores.bounds_of_parts(np.zeros(3, np.uint64), 4).tolist() == [0, 0, 0, 0, 2]
+
+
+def test_what_wins_depends_on_density_examples_and_size():
+    many = 10**6
+    assert wins(0.5, 1, many, "masked")
+    assert wins(0.3, 2, many, "masked")
+    assert wins(0.1, 1, many, "indexed")
+    assert not wins(0.3, 4, many, "masked")
+    assert not wins(0.5, 1, many, "indexed")
+    assert not wins(0.1, 100, many, "indexed")
+    assert not wins(0.7, 1, many, "masked")
+    assert not wins(0.1, 1, 10_000)
+    model = source_network(later_channels=(2,), hidden=300, coarse=(10, 10)).build((20, 20), 2_000)
     parameters = prune(jax.eval_shape(model.init, jax.random.key(0)), 0.7)
     compressed = rw.compress(model, parameters)
-    assert compressed.sparse_layers(1) == ("encode.weight", "hidden.weight", "decode.weight")
+    assert compressed.sparse_layers(1) == ("decode.weight",)
     assert compressed.sparse_layers(100) == ()
 
 
@@ -159,8 +230,12 @@ def test_bad_parameters():
     good = {"a": np.ones((6, 5)), "b": np.ones((5, 5)), "c": np.ones((5, 3))}
     rw.compress(model, good)
     compress = partial(rw.compress, model)
-    with pytest.raises(ValueError, match="structure is not that of model"):
+    with pytest.raises(ValueError, match=r"parameters: their arrays are a, those of model.init\(key\) are a, b, c"):
         compress({"a": np.ones((6, 5))})
+    with pytest.raises(ValueError, match=r"with axes for chains and draws.* pass one chain: jax.tree.map"):
+        compress(jax.tree.map(lambda leaf: np.ones((2, 3, *leaf.shape)), good))
+    with pytest.raises(ValueError, match=r"model: SurrogateRegressor is no ridgewalk.Model; .*sparsity=0.7"):
+        rw.compress(rw.SurrogateRegressor(), good)
     with pytest.raises(ValueError, match=r"parameters: a has shape \(5, 6\); the model takes \(6, 5\)"):
         compress(good | {"a": np.ones((5, 6))})
     with pytest.raises(ValueError, match="some arrays have an axis for draws and others none"):

@@ -13,6 +13,9 @@ import pytest
 from fits import waves
 
 CHILD = Path(__file__).with_name("kill_fit.py")
+PATIENCE = 1800
+"""Seconds: the machine may be busy with other things."""
+
 OPTIONS = [
     "--chains",
     "2",
@@ -42,9 +45,19 @@ def start(folder, name, sampler, kill):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def ended(child):
+    """What it said; a child that does not end in time is not left behind."""
+    try:
+        return child.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        raise
+
+
 def finish(folder, name, sampler):
     child = start(folder, name, sampler, 0)
-    said = child.communicate(timeout=300)
+    said = ended(child)
     assert child.returncode == 0, said
     assert not (folder / f"{name}.partial").exists()
     report = json.loads((folder / name / "report.json").read_text())
@@ -68,7 +81,7 @@ def check(folder, sampler, kills, seed):
             child.stdout.readline()
             time.sleep(rng.uniform(0.0, 5.0))
             child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=300)
+        ended(child)
         done += child.returncode == -signal.SIGKILL
         lives += (folder / name).exists()  # one that reached its end makes room for another
     for life in range(lives + 1):

@@ -5,7 +5,9 @@ import pytest
 from fits import tiny, waves
 
 import ridgewalk as rw
+from ridgewalk.surrogates import sparse_product
 from ridgewalk.surrogates.prediction import predict_scaled
+from ridgewalk.surrogates.pruned_draws import PrunedNetworks
 
 SPARSITY = 0.7
 
@@ -22,7 +24,9 @@ def test_every_draw_is_as_sparse_as_asked(pruned):
     assert all(np.all(leaf != 0) for leaf in pruned._fitted.draws if leaf.ndim == 2), "biases and noise are left alone"
 
 
-def test_sparse_products_predict_what_dense_ones_do(pruned):
+def test_sparse_products_predict_what_dense_ones_do(pruned, monkeypatch):
+    monkeypatch.setattr(sparse_product, "START", -1e6)  # so small a network would not gain
+    monkeypatch.setattr(pruned, "_pruned", PrunedNetworks())
     x = waves(seed=1)[0][:1]
     spec, scaled = pruned._spec(pruned._fitted), pruned._fitted.inputs.forward(x).astype("float32")
     sparse = pruned._pruned.predict(spec, pruned.draws_, scaled)

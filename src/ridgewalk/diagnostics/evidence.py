@@ -11,7 +11,15 @@ from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat
 from ridgewalk.diagnostics.noise_share import gradient_noise_share
 from ridgewalk.diagnostics.operators import PairShares, Stiffness, is_finite, pair_shares, stability_share, stiffness
-from ridgewalk.diagnostics.select import FEWEST_DRAWS, Coordinates, coordinates, dimension, living_info, living_states
+from ridgewalk.diagnostics.select import (
+    FEWEST_DRAWS,
+    Coordinates,
+    coordinates,
+    dimension,
+    kept_by_chains,
+    living_info,
+    living_states,
+)
 from ridgewalk.diagnostics.temperature import configurational_series, has_momentum
 from ridgewalk.diagnostics.turns import separated
 from ridgewalk.layout import leaf_names
@@ -99,14 +107,15 @@ def _moment_disagreement(result: Draws) -> Worst | None:
     """The largest classical R̂ from running moments."""
     if result.moments is None or result.draws < FEWEST_DRAWS or result.alive.sum() < 2:
         return None
-    alive, kept, found = result.alive, result.moments, []
+    alive, kept, found, masks = result.alive, result.moments, [], kept_by_chains(result)
     names = leaf_names(kept.mean)
     for name, means, squares in zip(names, jax.tree.leaves(kept.mean), jax.tree.leaves(kept.squares), strict=True):
-        within = np.asarray(squares, float)[alive].mean(0) / float(kept.weight)
-        hats = classical_r_hat(np.asarray(means, float)[alive], within, result.draws).ravel()
+        centres, spreads = (np.asarray(x, float)[alive].reshape(int(alive.sum()), -1) for x in (means, squares))
+        share = None if masks is None else masks[name]
+        hats = classical_r_hat(centres, spreads / float(kept.weight), result.draws, share)
         if np.isfinite(hats).any():
             where = np.array([np.nanargmax(np.where(np.isfinite(hats), hats, np.nan))])
-            found.append(Worst(Coordinates(name, within.shape, where, within).labels[0], float(hats[where[0]])))
+            found.append(Worst(Coordinates(name, means.shape[1:], where, centres).labels[0], float(hats[where[0]])))
     return max(found, key=lambda worst: worst.value, default=None)
 
 

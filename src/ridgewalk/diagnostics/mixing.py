@@ -25,12 +25,19 @@ def r_hat(values: np.ndarray) -> float:
         return float(arviz().rhat(values))
 
 
-def classical_r_hat(means: np.ndarray, within: np.ndarray, draws: int) -> np.ndarray:
-    """R̂ = √((n−1)/n + B/W) from every chain's mean (chain, …) and the mean of their variances W; NaN for one chain."""
-    if len(means) < 2:
-        return np.full(within.shape, np.nan)
+def classical_r_hat(means: np.ndarray, variances: np.ndarray, draws: int, kept: np.ndarray | None = None) -> np.ndarray:
+    """R̂ = √((n−1)/n + B/W) from every chain's mean and variance, (chain, …), W being the mean of the variances.
+
+    NaN where there is one chain; of chains that were pruned, only those count that have `kept` a parameter.
+    """
+    share = np.ones(means.shape, bool) if kept is None else kept
+    chains = share.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.sqrt((draws - 1) / draws + means.var(0, ddof=1) / within)
+        centre = np.where(share, means, 0).sum(0) / chains
+        between = np.where(share, (means - centre) ** 2, 0).sum(0) / (chains - 1)
+        within = np.where(share, variances, 0).sum(0) / chains
+        found = np.sqrt((draws - 1) / draws + between / within)
+    return np.where(chains > 1, found, np.nan)
 
 
 def standard_error(values: np.ndarray) -> float:

@@ -141,10 +141,10 @@ def is_finite(state: State) -> bool:
 
 
 def is_scalar(state: State) -> bool:
-    """Whether G still is a multiple of the identity, as every G that learns from steps begins."""
+    """Whether G still is a multiple of the identity, among kept coordinates, as every G that learns begins."""
     form = layout_of(state.position)
-    probe = jax.random.normal(jax.random.key(3), (form.size,), form.dtype)
-    image = state.preconditioner.multiply(probe)
+    probe = hold(jax.random.normal(jax.random.key(3), (form.size,), form.dtype), state.mask)
+    image = hold(state.preconditioner.multiply(probe), state.mask)
     scale = jnp.vdot(probe, image) / jnp.vdot(probe, probe)
     distance = jnp.linalg.norm(image - scale * probe) / jnp.linalg.norm(image)
     return bool(distance < 100 * jnp.finfo(form.dtype).eps)

@@ -62,6 +62,17 @@ def living_info(draws: Draws, name: str) -> np.ndarray:
     return np.asarray(getattr(draws.info, name), float)[draws.alive]
 
 
+def kept_by_chains(draws: Draws) -> dict[str, np.ndarray] | None:
+    """Which parameters the chains that did not diverge have kept, (chain, parameter) for every leaf; None for all."""
+    states = living_states(draws)
+    if not states or states[0].mask is None:
+        return None
+    masks = np.stack([np.asarray(state.mask) for state in states])
+    leaves = jax.tree.leaves(states[0].position)
+    parts = np.split(masks, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=1)
+    return dict(zip(leaf_names(states[0].position), parts, strict=True))
+
+
 class Coordinates(NamedTuple):
     """Some coordinates of one leaf: where they are, and their draws (chain, draw, coordinate)."""
 

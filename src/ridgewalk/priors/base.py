@@ -38,10 +38,14 @@ class AdaptivePrior(ABC):
         """log p(θ | η) at the state's η."""
 
     @abstractmethod
-    def update(self, state: Any, position: PyTree, residuals: Residuals | None, step: Scalar) -> Any:
+    def update(
+        self, state: Any, position: PyTree, residuals: Residuals | None, step: Scalar, kept: PyTree | None = None
+    ) -> Any:
         """The state after step number `step` (from 1).
 
-        `position` is where the step left from: the step's batch, which `residuals` come from, had no part in it.
+        `position` is where the step left from: the step's batch, which `residuals` come from, had no part in it. In a
+        pruned chain `kept`, like the position, is one where a parameter is kept, and zero where it is pruned: nothing
+        is to be learnt from the zeros that stand there.
         """
 
     @property

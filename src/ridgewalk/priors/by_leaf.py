@@ -96,12 +96,19 @@ class AdaptivePriorByLeaf(AdaptivePrior):
         return sum(parts[1:], start=jnp.asarray(parts[0]))
 
     def update(
-        self, state: tuple[Any, ...], position: PyTree, residuals: Residuals | None, step: Scalar
+        self,
+        state: tuple[Any, ...],
+        position: PyTree,
+        residuals: Residuals | None,
+        step: Scalar,
+        kept: PyTree | None = None,
     ) -> tuple[Any, ...]:
         """Each group learns from its leaves."""
+        groups = self.groups.split(position)
+        masks = [None] * len(groups) if kept is None else [leaves for _, leaves in self.groups.split(kept)]
         return tuple(
-            prior.update(own, leaves, residuals, step) if isinstance(prior, AdaptivePrior) else None
-            for own, (prior, leaves) in zip(state, self.groups.split(position), strict=True)
+            prior.update(own, leaves, residuals, step, mask) if isinstance(prior, AdaptivePrior) else None
+            for own, (prior, leaves), mask in zip(state, groups, masks, strict=True)
         )
 
     def inclusion_probabilities(self, state: tuple[Any, ...], position: PyTree) -> PyTree:

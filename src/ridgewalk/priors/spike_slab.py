@@ -130,9 +130,17 @@ class SpikeAndSlab(AdaptivePrior):
         )
 
     def update(
-        self, state: SpikeSlabState, position: PyTree, residuals: Residuals | None, step: Scalar
+        self,
+        state: SpikeSlabState,
+        position: PyTree,
+        residuals: Residuals | None,
+        step: Scalar,
+        kept: PyTree | None = None,
     ) -> SpikeSlabState:
-        """Averages move by ω_k towards what the position shows; σ and δ are the best for the averages."""
+        """Averages move by ω_k towards what the position shows; σ and δ are the best for the averages.
+
+        Sums, and p, are over the parameters that are `kept`; ρ of a pruned one is 0.
+        """
         dtype = state.sigma.dtype
         begun = step > self.delay
         number = jnp.maximum(step - self.delay, 1).astype(dtype)
@@ -143,6 +151,8 @@ class SpikeAndSlab(AdaptivePrior):
 
         odds = jax.tree.map(lambda x: self._log_odds(state, x), position)
         inclusion = jax.tree.map(lambda old, lo: mix(old, jax.nn.sigmoid(lo)), state.inclusion, odds)
+        if kept is not None:  # the sums below need no mask: a pruned parameter is zero in them
+            inclusion = jax.tree.map(jnp.multiply, inclusion, kept)
         if self.penalty == "mixture":
             slab_share, spike_share = (jax.tree.map(lambda lo, s=s: jax.nn.sigmoid(s * lo), odds) for s in (1, -1))
         else:
@@ -154,20 +164,20 @@ class SpikeAndSlab(AdaptivePrior):
         averages = state._replace(
             inclusion=inclusion, spike=mix(state.spike, spike), slab=mix(state.slab, slab), residual=residual
         )
-        size = _size(position)
+        size = _size(position) if kept is None else jnp.maximum(total(kept, lambda one: one).astype(dtype), 1)
         return averages._replace(
             sigma=jnp.where(begun, self._best_sigma(averages, size, count), state.sigma),
             delta=jnp.where(begun, self._best_delta(averages, size), state.delta),
         )
 
-    def _best_sigma(self, state: SpikeSlabState, size: int, count: int) -> Scalar:
+    def _best_sigma(self, state: SpikeSlabState, size: Scalar | int, count: int) -> Scalar:
         """The positive root of R_a σ² − R_b σ − R_c = 0."""
         order = count + size + self.nu + 2
         linear = state.spike / order
         constant = (state.slab + self.nu * self.lam + (0.0 if state.residual is None else state.residual)) / order
         return 0.5 * (linear + jnp.sqrt(linear**2 + 4 * constant))
 
-    def _best_delta(self, state: SpikeSlabState, size: int) -> Scalar:
+    def _best_delta(self, state: SpikeSlabState, size: Scalar | int) -> Scalar:
         """(a − 1 + Σρ) / (a + b + p − 2), kept off 0 and 1, whose odds are infinite."""
         b = size if self.b is None else self.b
         dtype = state.delta.dtype
@@ -216,7 +226,8 @@ def spike_and_slab(
     step's batch scaled by N/n. This is stochastic-approximation EM: it ends where EM ends. Deng et al. average σ̃(θ_k),
     the best σ for a single draw, instead; the two differ by the curvature of the root, little where M + p is large.
 
-    `result.inclusion_probabilities` gives ρ; σ and δ of a chain are in `state.prior`.
+    `result.inclusion_probabilities` gives ρ; σ and δ of a chain are in `state.prior`. With `pruned(sampler, …)` the
+    model is that of the parameters that are kept.
 
     Beyond |θ| = 2σv₁/v₀ the Laplace spike has the heavier tail, so choose v₁ so wide that no parameter goes there.
     Where the likelihood has a noise of its own, σ and δ may have several good values (one is a spike so wide that no
@@ -227,7 +238,7 @@ def spike_and_slab(
         slab_variance: v₁; the slab is N(0, σ² v₁).
         delta: δ at the start.
         a: of the Beta prior of δ, 1 or more.
-        b: of the Beta prior of δ, 1 or more; None is p, the number of parameters: sparse.
+        b: of the Beta prior of δ, 1 or more; None is p, the number of parameters (that are kept): sparse.
         nu: ν of the prior of σ².
         lam: λ of the prior of σ².
         sigma: σ at the start; None is the residuals' root mean square at the start where σ is their noise, else √λ.

@@ -11,6 +11,7 @@ import numpy as np
 from ridgewalk.data import Batches, Streamed, on_host
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler
+from ridgewalk.layout import leaf_names
 from ridgewalk.run.finite import FIX, has_bad_rows
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Density, Posterior, Target
@@ -66,7 +67,12 @@ def _evaluate(schedule: Callable[[Any], Any], steps: int) -> np.ndarray:
 
 def check_position(position: PyTree, name: str = "position") -> PyTree:
     """The position as arrays, all of them floating and finite."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(position)
+    try:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(position)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: JAX cannot lay it out ({error}); use one kind of key, best strings, in every dictionary"
+        ) from error
     if not leaves:
         raise ValueError(f"{name}: it holds no arrays; pass a pytree with at least one float array")
     for path, leaf in leaves:
@@ -190,7 +196,14 @@ def _scalar(name: str, function: Callable[..., Any], position: PyTree) -> None:
 
 
 def _shape(name: str, function: Callable[..., Any], *arguments: PyTree) -> tuple[int, ...]:
-    result = jax.eval_shape(function, *arguments)
+    try:
+        result = jax.eval_shape(function, *arguments)
+    except KeyError as error:
+        listed = ", ".join(leaf_names(arguments[0]))
+        raise ValueError(
+            f"{name}: it asks for the key {error}, which is neither in the position nor in the data; the position's "
+            f"arrays are {listed}. Name them alike"
+        ) from error
     if not hasattr(result, "shape"):
         raise ValueError(f"{name}: it returned {type(result).__name__}; return an array")
     return tuple(result.shape)

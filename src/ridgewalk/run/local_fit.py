@@ -38,7 +38,8 @@ def _fit_dense(key: Key, estimator: GradientEstimator, operator: Any, places: Pl
     mean, every = matrices.mean(axis=0), jnp.eye(d, dtype=places.layout.dtype)
     if isinstance(target, Posterior):
         judged = np.asarray(readings(read, estimator, operator, places, every), float)
-        mean = _at_least(prior + target.size * judged.T @ judged / len(judged), mean)
+        fisher = target.size * judged.T @ judged / len(judged)
+        mean = _at_least(prior + _power(fisher, mean - prior) * fisher, mean)
     else:
         judged = np.asarray(jax.vmap(operator.factor)(every), float).T
     values, axes = np.linalg.eigh(mean)
@@ -78,6 +79,16 @@ def _at_least(floor: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """
     values, axes = np.linalg.eigh(floor - matrix)
     return matrix + (axes * np.maximum(values, 0)) @ axes.T
+
+
+def _power(fisher: np.ndarray, curvature: np.ndarray) -> float:
+    """What the Fisher information must be multiplied with to be the likelihood's curvature: 1 for a likelihood.
+
+    Of a likelihood to the power w (a cold posterior) the scores' variance is w² F and the curvature w F, so 1/w. Found
+    by least squares, tr(F H) / tr(F²), in which the directions count that the data determine best.
+    """
+    squares = float(np.sum(fisher**2))
+    return float(np.clip(np.sum(fisher * curvature) / squares, 0, 1)) if squares > 0 else 1.0
 
 
 def _positive(values: np.ndarray) -> np.ndarray:

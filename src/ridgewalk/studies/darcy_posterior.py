@@ -87,8 +87,9 @@ def warm_start(task: Task, seed: int, folder: Path) -> PyTree:
     settings = task.settings
     outputs = task.scaled.y.shape[1]
     # The loss is the potential in units of the mean square: gradients are cut at 1 in these units.
+    in_squares = 1 / task.noise**2
     schedule = Schedule(
-        settings.optimiser_steps, settings.learning_rate, settings.batch_size, round(outputs / task.noise**2)
+        settings.optimiser_steps, settings.learning_rate, settings.batch_size, outputs, data_weight=in_squares
     )
     about = warm_settings(settings) | {"mirror": task.mirror, "seed": seed, "data": task.data.label}
 

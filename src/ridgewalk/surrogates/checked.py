@@ -77,7 +77,12 @@ def check_choices(parameters: dict[str, Any]) -> None:
     if not (isinstance(parameters["holdout"], int | float) and 0 <= parameters["holdout"] < 1):
         raise ValueError(f"holdout: {parameters['holdout']!r} is no share of the examples; use 0.2, or 0 for none")
     left = parameters["steps"] - parameters["burn_in"]
-    if left * (parameters["chains"] or 2) < parameters["draws"] or left < 1:
+    if left < 1:
+        raise ValueError(
+            f"steps: {parameters['steps']} include burn_in = {parameters['burn_in']}, so that none is left to keep; "
+            f"make more steps than {parameters['burn_in']} (three times as many is the default), or lower burn_in"
+        )
+    if left * (parameters["chains"] or 2) < parameters["draws"]:
         raise ValueError(
             f"draws: {parameters['draws']} do not fit into steps = {parameters['steps']} with burn_in = "
             f"{parameters['burn_in']}; make more steps, or keep fewer draws"
@@ -127,4 +132,4 @@ def _check_prior(prior: Any) -> None:
     if isinstance(prior, int | float | np.number):
         _positive("prior", prior)
     elif prior is None or isinstance(prior, str):
-        raise ValueError(f"prior: {prior!r} is neither a scale such as 1.0 nor a log prior of the position")
+        raise ValueError(f"prior: {prior!r} is neither a scale such as 1.0 nor a log prior of the weights")

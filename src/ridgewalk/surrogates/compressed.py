@@ -48,7 +48,10 @@ class CompressedModel:
 
     def sparse_layers(self, examples: int) -> tuple[str, ...]:
         """The layers whose products of so many examples are sparse."""
-        return tuple(self.arrays[i].name for i, density in self.densities.items() if wins(density, examples))
+        return tuple(self.arrays[i].name for i in self.densities if self._wins(i, examples))
+
+    def _wins(self, leaf: int, examples: int) -> bool:
+        return wins(self.densities[leaf], examples, int(np.prod(self.arrays[leaf].shape)))
 
     def predict(self, x: Any, *, sparse: bool | None = None) -> np.ndarray:
         """Outputs (example, output), or (draw, example, output), of inputs (example, …).
@@ -73,7 +76,7 @@ class CompressedModel:
     def _stages_for(self, x: np.ndarray, sparse: bool | None) -> Stages:
         key = (x.shape, sparse)
         if key not in self._stages:
-            wanted = {i: wins(density, len(x)) if sparse is None else sparse for i, density in self.densities.items()}
+            wanted = {i: self._wins(i, len(x)) if sparse is None else sparse for i in self.densities}
             chosen = {i for i, want in wanted.items() if want}
             shapes = [jax.ShapeDtypeStruct(array.shape, array.values.dtype) for array in self.arrays]
             template = jax.tree.unflatten(jax.tree.structure(self.template), shapes)
@@ -91,7 +94,7 @@ class CompressedModel:
     def _sparse_leaf(self, leaf: int, axis: int, draw: int) -> SparseMatrix:
         if (leaf, axis, draw) not in self._sparse:
             if (leaf, axis) not in self._patterns:
-                self._patterns[leaf, axis] = pattern(self.arrays[leaf].mask(), axis)
+                self._patterns[leaf, axis] = pattern(self.arrays[leaf].mask(), axis, self.arrays[leaf].values.dtype)
             self._sparse[leaf, axis, draw] = self._patterns[leaf, axis].matrix(self.arrays[leaf].values[draw])
         return self._sparse[leaf, axis, draw]
 
@@ -119,17 +122,39 @@ def _difference(found: list[Any], wanted: list[Any]) -> str:
     return f"{len(found)} arrays and {len(wanted)}" if first is None else f"{first[0]} and {first[1]}"
 
 
+def _some_names(tree: PyTree) -> str:
+    names = leaf_names(tree)
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
 def compress(model: Model, parameters: PyTree) -> CompressedModel:
     """A pruned network in sparse form: `parameters` as the model takes them, or with a leading axis for draws.
 
+        chain = jax.tree.map(lambda leaf: leaf[0], result.positions)  # draws of the first chain
+        small = rw.compress(rw.Model(init, apply), chain)
+
     Zeros that all draws share are stored once, as a bit for every weight; all draws of one pruned chain share theirs.
     """
+    if not (callable(getattr(model, "init", None)) and callable(getattr(model, "apply", None))):
+        raise ValueError(
+            f"model: {type(model).__name__} is no ridgewalk.Model; pass Model(init, apply), or what a network's "
+            "build(input_shape, outputs) gives. A SurrogateRegressor needs none of this: fitted with sparsity=0.7, it "
+            "saves and predicts in sparse form"
+        )
     template = jax.eval_shape(model.init, jax.random.key(0))
     if str(jax.tree.structure(parameters)) != str(jax.tree.structure(template)):
-        raise ValueError("parameters: their structure is not that of model.init(key)")
+        raise ValueError(
+            f"parameters: their arrays are {_some_names(parameters)}, those of model.init(key) are "
+            f"{_some_names(template)}; pass draws of the network's weights alone, in the structure of model.init(key)"
+        )
     names, arrays, several = leaf_names(template), [], set()
     for name, leaf, like in zip(names, jax.tree.leaves(parameters), jax.tree.leaves(template), strict=True):
         array = np.asarray(leaf)
+        if array.ndim == len(like.shape) + 2 and array.shape[2:] == like.shape:
+            raise ValueError(
+                f"parameters: {name} has shape {array.shape}, with axes for chains and draws; every chain prunes "
+                "weights of its own, so pass one chain: jax.tree.map(lambda leaf: leaf[0], result.positions)"
+            )
         if array.shape not in (like.shape, (*array.shape[:1], *like.shape)):
             raise ValueError(
                 f"parameters: {name} has shape {array.shape}; the model takes {like.shape}, or draws with one axis more"

@@ -55,9 +55,8 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         network: "mlp", "source", "permeability", or a `Network` such as `EquinoxNetwork(make)`.
         sampler: a recipe's name, such as "hasgld_sa" or "sgld", or a `Sampler`.
         likelihood: "gaussian", with learnt noise, or "relative_l2", the relative error of a whole field.
-        prior: the spread of each weight in units of its layer's at the start; or a log prior of the position, passed
-            to `Posterior` as it is. Positions are {"network": weights, "log_noise": log σ} with the Gaussian
-            likelihood, and the weights alone with the other.
+        prior: the spread of each weight in units of its layer's at the start; or a log prior of the network's weights,
+            such as `gaussian_prior(0.5)`, `spike_and_slab()` or a function of them. The noise has a prior of its own.
         sparsity: share of the weights, biases aside, that is pruned in the course of the burn-in; 0 for none. A pruned
             model is smaller on disk, and predicts few examples at a time by sparse products.
         data_weight: the power of the likelihood, 1 for the posterior as it is. "auto" is 1, or the number of weights
@@ -91,13 +90,13 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         sampler: Any = "hasgld_sa",
         *,
         likelihood: LikelihoodName = "gaussian",
-        prior: Any = 1.0,
+        prior: Any = 0.6,
         sparsity: float = 0.0,
         data_weight: float | str = "auto",
         noise: NoiseKind = "each",
         relative_error: float = 0.02,
-        optimiser_steps: int = 1500,
-        learning_rate: float = 2e-3,
+        optimiser_steps: int = 3000,
+        learning_rate: float = 5e-3,
         steps: int = 600,
         burn_in: int = 200,
         draws: int = 40,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.table import Table
+from sklearn.metrics import r2_score
 
 from ridgewalk.surrogates.calibration import calibration_error
 from ridgewalk.surrogates.errors import relative_errors
@@ -27,6 +28,8 @@ class Evaluation(NamedTuple):
     relative_error: float | None
     """Mean of ‖prediction − target‖/‖target‖ over examples, in per cent; None where a target is zero."""
     rmse: float
+    r2: float | None
+    """R² of the mean, averaged over outputs, as `SurrogateRegressor.score` gives it; None for a single example."""
     nll: float
     crps: float
     calibration_error: float
@@ -45,8 +48,9 @@ class Evaluation(NamedTuple):
         table.add_column("value", justify="right")
         if self.relative_error is not None:
             table.add_row("relative error", f"{self.relative_error:.3f} %")
-        for name, value in (("RMSE", self.rmse), ("NLL", self.nll), ("CRPS", self.crps)):
-            table.add_row(name, f"{value:.4g}")
+        for name, value in (("RMSE", self.rmse), ("R²", self.r2), ("NLL", self.nll), ("CRPS", self.crps)):
+            if value is not None:
+                table.add_row(name, f"{value:.4g}")
         table.add_row("calibration error", f"{self.calibration_error:.3f}")
         for level, share, wide in zip(self.levels, self.coverage, self.width, strict=True):
             table.add_row(f"coverage at {level:g}, width", f"{share:.3f}, {wide:.4g}")
@@ -82,6 +86,7 @@ def evaluate(
         outputs=int(outputs.centre.size),
         relative_error=100 * float(relative_errors(mean, flat).mean()) if np.all(lengths > 0) else None,
         rmse=float(np.sqrt(np.mean((mean - flat) ** 2))),
+        r2=float(r2_score(flat, mean)) if len(flat) > 1 else None,
         nll=float(gaussian_nll(*scores).mean()),
         crps=float(gaussian_crps(*scores).mean()),
         calibration_error=calibration_error(np.asarray(CURVE), curve),

@@ -75,8 +75,8 @@ def explore(spec: Spec, sampler: Sampler, x: np.ndarray, y: np.ndarray, settings
         batch = min(settings.batch_size, len(x))
         settings = settings._replace(chains=chains, batch_size=batch)
         starts, first = _optimised(spec, problem, target, chains, settings)
-        step_size = _step_size(sampler, target, jax.tree.map(lambda leaf: leaf[0], starts), settings)
-        result, second = _sampled(sampler, target, starts, step_size, weights, settings)
+        step_size = _step_size(spec, sampler, target, jax.tree.map(lambda leaf: leaf[0], starts), settings)
+        result, second = _sampled(spec, sampler, target, starts, step_size, weights, settings)
         draws = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), result.kept_positions())
     return Explored(
         draws=draws,
@@ -100,25 +100,33 @@ def mixing(spec: Spec, draws: PyTree, chains: int, x: np.ndarray) -> tuple[float
     return float(np.median(sizes)), float(np.median(ratios))
 
 
+def _streams(seed: int) -> jax.Array:
+    """Keys of the first weights, of the optimiser's batches, and of the sampling."""
+    return jax.random.split(jax.random.key(seed), 3)
+
+
 def _optimised(
     spec: Spec, problem: Problem, target: Posterior, chains: int, settings: Settings
 ) -> tuple[PyTree, Phase]:
     """A start for every chain, each from its own random weights: modes of their own show what the data leave open."""
     began = time.perf_counter()
-    keys = jax.random.split(jax.random.key(settings.seed), 2 * chains)
-    schedule = Schedule(settings.optimiser_steps, settings.learning_rate, settings.batch_size, spec.outputs)
+    weights_key, batches_key, _ = _streams(settings.seed)
+    starts, keys = jax.random.split(weights_key, chains), jax.random.split(batches_key, chains)
+    schedule = Schedule(
+        settings.optimiser_steps, settings.learning_rate, settings.batch_size, spec.outputs, spec.data_weight
+    )
     target = _with_plain_prior(spec, target)
     ends, losses = [], []
     for chain in range(chains):
-        start = jax.jit(problem.start)(keys[chain])
+        start = jax.jit(problem.start)(starts[chain])
         if schedule.steps == 0:
             ends.append(start)
             continue
         folder = None if settings.checkpoint is None else settings.checkpoint / f"optimiser-{chain}"
-        about = {"spec": spec, "schedule": schedule, "key": keys[chains + chain], "data": target.data, "chain": chain}
+        about = {"spec": spec, "schedule": schedule, "key": keys[chain], "data": target.data, "chain": chain}
         keeping = Keeping(folder, settings.every, about)
         with stop_request() as request, progress_bar(schedule.steps, 0, settings.progress) as report:
-            done = optimise(keys[chains + chain], target, start, schedule, keeping, report, request)
+            done = optimise(keys[chain], target, start, schedule, keeping, report, request)
         if not done.finished:
             raise _interrupted(f"start {chain + 1} of {chains} was being optimised", settings.checkpoint)
         ends.append(done.position)
@@ -139,12 +147,16 @@ def _with_plain_prior(spec: Spec, target: Posterior) -> Posterior:
     return define(spec._replace(prior=1.0)).posterior(*target.data)
 
 
-def _step_size(sampler: Sampler, target: Posterior, position: PyTree, settings: Settings) -> float:
-    """The number given, or the rule's, which is noted beside the checkpoints because it takes a look at the data."""
+def _step_size(spec: Spec, sampler: Sampler, target: Posterior, position: PyTree, settings: Settings) -> float:
+    """The number given, or the rule's, which is noted beside the checkpoints because it takes a look at the data.
+
+    The note says what it was found for: all that fixes the posterior, and the place where sampling starts.
+    """
     if not isinstance(settings.step_size, str):
         return float(settings.step_size)
     note = None if settings.checkpoint is None else settings.checkpoint / "step_size.json"
-    about = {"sampler": describe(sampler), "batch_size": settings.batch_size}
+    found_for = {"spec": spec, "sampler": sampler, "batch_size": settings.batch_size, "data": target.data}
+    about = describe({**found_for, "start": jax.tree.leaves(position)})
     if note is not None and note.exists():
         noted = json.loads(note.read_text())
         if noted["for"] == about:
@@ -156,13 +168,19 @@ def _step_size(sampler: Sampler, target: Posterior, position: PyTree, settings: 
 
 
 def _sampled(
-    sampler: Sampler, target: Posterior, starts: PyTree, step_size: float, weights: int, settings: Settings
+    spec: Spec,
+    sampler: Sampler,
+    target: Posterior,
+    starts: PyTree,
+    step_size: float,
+    weights: int,
+    settings: Settings,
 ) -> tuple[Result, Phase]:
     began, chains = time.perf_counter(), settings.chains or 1
     per_chain = -(-settings.draws // chains)
     thin = max(1, (settings.steps - settings.burn_in) // per_chain)
     result = sample(
-        jax.random.fold_in(jax.random.key(settings.seed), 1),
+        _streams(settings.seed)[2],
         sampler,
         target,
         starts,
@@ -182,7 +200,7 @@ def _sampled(
     if result.steps < settings.steps:
         raise _interrupted(f"step {result.steps:,} of {settings.steps:,} of the sampling", settings.checkpoint)
     potentials = np.asarray(result.info.potential)[result.alive].mean(0)
-    per = target.size * int(target.data[1].shape[1])
+    per = target.size * int(target.data[1].shape[1]) * spec.data_weight
     seconds = time.perf_counter() - began
     return result, Phase("sampling", settings.steps, seconds, float(potentials[0] / per), float(potentials[-1] / per))
 

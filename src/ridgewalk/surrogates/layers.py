@@ -1,5 +1,6 @@
 """Layers of the encoder–decoders. All take a batch: fields (example, row, column, channel), codes (example, size)."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import equinox as eqx
@@ -26,8 +27,8 @@ class Dense(eqx.Module):
     weight: jax.Array
     bias: jax.Array
 
-    def __init__(self, before: int, after: int, *, key: Key) -> None:
-        self.weight = START(key, (before, after))
+    def __init__(self, before: int, after: int, *, key: Key, start: Callable[..., jax.Array] = START) -> None:
+        self.weight = start(key, (before, after))
         self.bias = jnp.zeros(after, self.weight.dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:

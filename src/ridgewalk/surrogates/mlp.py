@@ -12,6 +12,9 @@ from ridgewalk.surrogates.adapters import EquinoxNetwork
 from ridgewalk.surrogates.layers import Dense
 from ridgewalk.types import Key
 
+START = jax.nn.initializers.lecun_uniform()
+"""Weights of variance 1 / (fan in): what goes in comes out with its spread, also where few inputs meet a wide layer."""
+
 
 class MultilayerPerceptron(eqx.Module):
     """From inputs (example, …), laid out in a row, to outputs (example, output)."""
@@ -34,7 +37,9 @@ class MultilayerPerceptron(eqx.Module):
             )
         widths = (int(np.prod(input_shape)), *hidden, output_size)
         keys = jax.random.split(key, len(widths) - 1)
-        self.layers = tuple(Dense(a, b, key=one) for (a, b), one in zip(pairwise(widths), keys, strict=True))
+        self.layers = tuple(
+            Dense(a, b, key=one, start=START) for (a, b), one in zip(pairwise(widths), keys, strict=True)
+        )
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:

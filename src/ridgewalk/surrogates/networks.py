@@ -94,7 +94,8 @@ class EncoderDecoder(eqx.Module):
 def _field_shape(input_shape: tuple[int, ...], pool: int) -> tuple[int, int, int]:
     if len(input_shape) not in (2, 3):
         raise ValueError(
-            f"input_shape: {tuple(input_shape)} is no field; give (rows, columns) or (rows, columns, channels)"
+            f"input_shape: {tuple(input_shape)} is no field; this network takes inputs of shape (examples, rows, "
+            "columns) or (examples, rows, columns, channels): reshape them, or use network='mlp' for vectors"
         )
     rows, columns, channels = (*input_shape, 1)[:3]
     if pool < 1 or min(rows, columns) < pool or channels < 1:

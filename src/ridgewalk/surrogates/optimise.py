@@ -1,6 +1,7 @@
 """The optimiser phase: from random weights to a mode, so that chains start where the posterior is.
 
-Adam on Ũ(θ) / (N m), N examples of m outputs, with a rate that rises over the first twentieth and falls along a cosine.
+Adam on Ũ(θ) / (N m w), N examples of m outputs that each count w times (`data_weight`), with a rate that rises over the
+first twentieth and falls along a cosine.
 Batch k of a start depends on its key and k only, so a phase that was killed ends as one that was not.
 """
 
@@ -32,6 +33,8 @@ class Schedule(NamedTuple):
     learning_rate: float
     batch_size: int
     outputs: int
+    data_weight: float
+    """w: divided out, so that gradients are cut at the same length whatever it is."""
 
     def optimiser(self) -> optax.GradientTransformation:
         """Adam, with gradients cut at 1: the first ones of a cold start may be large."""
@@ -46,7 +49,7 @@ class Progressed(NamedTuple):
     position: PyTree
     optimiser: PyTree
     losses: jax.Array
-    """Ũ / (N m) of every step made so far, zero for the others."""
+    """Ũ / (N m w) of every step made so far, zero for the others."""
 
 
 class Keeping(NamedTuple):
@@ -80,7 +83,8 @@ def _advance(
 
     def loss(position: PyTree, rows: jax.Array) -> Scalar:
         batch = jax.tree.map(lambda x: x[rows], target.data)
-        return target.potential(position, batch) / float(target.size * schedule.outputs)  # may exceed int32
+        # Divided by a float: the number of targets may exceed int32.
+        return target.potential(position, batch) / float(target.size * schedule.outputs * schedule.data_weight)
 
     def step(k: Scalar, at: Progressed) -> Progressed:
         rows = jax.random.randint(jax.random.fold_in(key, k), (schedule.batch_size,), 0, target.size)

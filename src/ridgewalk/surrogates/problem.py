@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk.priors.base import AdaptivePrior
+from ridgewalk.priors.by_leaf import prior_by_leaf
 from ridgewalk.surrogates.likelihoods import Batch, gaussian, relative_l2
 from ridgewalk.surrogates.model import Model, Network, Shape, count_weights
 from ridgewalk.target import Posterior
@@ -29,6 +31,7 @@ class Spec(NamedTuple):
     examples: int
     likelihood: LikelihoodName
     prior: Any
+    """A scale, or a prior of the network's weights; never of the noise, which has its own."""
     noise: NoiseKind
     relative_error: float
     data_weight: float
@@ -48,7 +51,7 @@ class Problem(NamedTuple):
     noise: Callable[[PyTree], jax.Array]
 
     def posterior(self, x: jax.Array, y: jax.Array) -> Posterior:
-        """With data; the user's prior is passed on as it is."""
+        """With data."""
         return Posterior(self.log_prior, self.log_likelihood, (x, y))
 
 
@@ -89,8 +92,7 @@ def _remembered(spec: Spec) -> Problem:
 
 def _define(spec: Spec) -> Problem:
     model = spec.network.build(spec.input_shape, spec.outputs)
-    is_scale = isinstance(spec.prior, int | float)
-    log_weights = relative_gaussian(model, float(spec.prior)) if is_scale else _nothing
+    log_weights = _plain_prior(spec.prior, model)
     if spec.likelihood == "gaussian":
         each = spec.outputs if spec.noise == "each" else None
         known = gaussian(model.apply, noise=FIRST_NOISE, noise_width=NOISE_WIDTH, outputs=each, log_weights=log_weights)
@@ -104,20 +106,35 @@ def _define(spec: Spec) -> Problem:
     def weights(position: PyTree) -> PyTree:
         return position["network"] if spec.likelihood == "gaussian" else position
 
-    def with_noise_prior(position: PyTree, batch: Batch) -> jax.Array:
-        # Each example carries its share of the noise's prior, so that the user's prior stays what it is.
-        return weighted(position, batch) + known.log_prior(position) / spec.examples
-
     def weighted(position: PyTree, batch: Batch) -> jax.Array:
         return spec.data_weight * known.log_likelihood(position, batch)
 
     return Problem(
         start=start,
-        log_prior=known.log_prior if is_scale else spec.prior,
-        log_likelihood=weighted if is_scale else with_noise_prior,
+        log_prior=_whole_prior(spec, known.log_prior),
+        log_likelihood=weighted,
         outputs=lambda position, x: model.apply(weights(position), x),
         noise=known.noise,
     )
+
+
+def _plain_prior(prior: Any, model: Model) -> Callable[[PyTree], Scalar]:
+    """log p of the network's weights, but for what an adaptive prior adds."""
+    if isinstance(prior, int | float):
+        return relative_gaussian(model, float(prior))
+    return _nothing if isinstance(prior, AdaptivePrior) else prior
+
+
+def _whole_prior(spec: Spec, plain: Callable[[PyTree], Scalar]) -> Any:
+    """The prior of all that is sampled: an adaptive one learns from the weights only, never from the noise."""
+    if not isinstance(spec.prior, AdaptivePrior):
+        return plain
+    return prior_by_leaf({"log_noise": _noise_prior}, spec.prior) if spec.likelihood == "gaussian" else spec.prior
+
+
+def _noise_prior(leaves: PyTree) -> Scalar:
+    """log σ ~ N(log 0.1, 2²), without its constant."""
+    return -0.5 * jnp.sum(((leaves["log_noise"] - float(np.log(FIRST_NOISE))) / NOISE_WIDTH) ** 2)
 
 
 def _nothing(weights: PyTree) -> Scalar:

@@ -10,7 +10,7 @@ from ridgewalk.surrogates.calibration import Assessment
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of a fit. Losses are Ũ/(N m): potential per example and output."""
+    """One part of a fit. Losses are Ũ/(N m w): potential per example, output and `data_weight`."""
 
     name: str
     steps: int

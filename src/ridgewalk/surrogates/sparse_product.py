@@ -1,20 +1,40 @@
-"""Products of batches with a sparse matrix on the CPU, and when they beat dense ones."""
+"""Products of batches with a sparse matrix on the CPU, and when they beat dense ones.
+
+There are two forms. `masked` has a bit for every number, zero or not, and puts the others in their places 16 (float32)
+at a time; it needs AVX-512. `indexed` has two bytes for every number that is not zero, and wins where these are few.
+"""
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-EXAMPLE, BLOCK = 0.42, 1.8
-"""Nanoseconds that a number that is not zero takes in a sparse product: of one example, of eight together."""
+from ridgewalk.surrogates import cores
 
-READ, MULTIPLY = 0.20, 0.045
-"""Nanoseconds of a number in a dense product: to read it, and for each example. Measured on one core (AMD EPYC, L3 of
-32 MB) as in `benchmarks/pruning.py`. Fixed, so that predictions do not depend on timings."""
+FETCH, MASKED = 0.22, 0.06
+"""Nanoseconds of one core in a masked product: to read a number that is not zero, and for each example and number, zero
+or not."""
+
+EXAMPLE, BLOCK = 0.7, 4.0
+"""Those of a number that is not zero in an indexed product: of one example, of eight together."""
+
+READ, MULTIPLY = 0.2, 0.026
+"""Those of a number in a dense product: to read it, and for each example. All measured on an AMD EPYC (L3 of 32 MB) as
+in `benchmarks/pruning.py`, both kinds of product gaining alike from a second core. Fixed, so that predictions do not
+depend on timings."""
+
+START = 30_000.0
+"""Those that a product outside JAX takes before it begins."""
+
+DENSEST = 0.65
+"""With fewer zeros than this leaves, there is little to gain."""
 
 FEWEST_IN_BLOCK = 5
-"""From so many examples on, eight together take less time than one by one."""
+"""From so many examples on, an indexed product of eight together takes less time than one by one."""
+
+Form = Literal["masked", "indexed"]
 
 
 def _blocks(examples: int) -> tuple[int, int]:
@@ -23,122 +43,123 @@ def _blocks(examples: int) -> tuple[int, int]:
     return (examples, 0) if rest >= FEWEST_IN_BLOCK else (examples - rest, rest)
 
 
-def wins(density: float, examples: int) -> bool:
-    """Whether a sparse product of so many examples takes less time than a dense one."""
+@cache
+def can_expand() -> bool:
+    """Whether the processor has AVX-512, which masked products are made of."""
+    from llvmlite import binding  # noqa: PLC0415 - slow to import, and needed by few
+
+    return bool(binding.get_host_cpu_features().get("avx512f", False))
+
+
+def best_form(density: float) -> Form:
+    """The form that takes less time for one example."""
+    return "masked" if can_expand() and density * EXAMPLE > density * FETCH + MASKED else "indexed"
+
+
+def wins(density: float, examples: int, numbers: int, form: Form | None = None) -> bool:
+    """Whether a sparse product of so many examples with a matrix of so many numbers is faster than a dense one."""
+    if density > DENSEST:
+        return False
     together, alone = _blocks(examples)
-    return density * (BLOCK * -(-together // 8) + EXAMPLE * alone) < READ + MULTIPLY * examples
+    each = density * (BLOCK * -(-together // 8) + EXAMPLE * alone)
+    if (form or best_form(density)) == "masked":
+        each = density * FETCH + MASKED * examples
+    return START + each * numbers < (READ + MULTIPLY * examples) * numbers
 
 
 class SparseMatrix(NamedTuple):
-    """A matrix W (before, after) by its columns: the numbers of output i are `values[starts[i]:starts[i + 1]]`, of the
-    inputs `inputs[…]`, which take two bytes where there are few enough of them.
+    """A matrix W (before, after) by its columns: the numbers of output i are `values[starts[i]:starts[i + 1]]`.
+
+    `places` are their inputs, in two bytes where there are few enough; or, masked, bits, a word for as many inputs as
+    512 bits hold numbers, and `values` has a word's numbers more, as a whole word is read at a time.
     """
 
+    form: Form
     starts: np.ndarray
-    inputs: np.ndarray
+    places: np.ndarray
     values: np.ndarray
     before: int
 
     @property
     def density(self) -> float:
         """The share of numbers that are not zero."""
-        return len(self.inputs) / max(1, self.before * (len(self.starts) - 1))
+        return int(self.starts[-1]) / max(1, self.before * (len(self.starts) - 1))
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """x W of (example, before)."""
         x = np.ascontiguousarray(x, self.values.dtype)
         y = np.empty((len(x), len(self.starts) - 1), self.values.dtype)
-        one, eight = _kernels()
+        if self.form == "masked":
+            self._run("masked_one", _filled(x, 64 // x.itemsize).reshape(-1), y)
+            return y
         together, alone = _blocks(len(x))
         for n in range(0, together, 8):
             part = x[n : n + 8]
-            filled = np.zeros((self.before, 8), x.dtype)
-            filled[:, : len(part)] = part.T
+            turned = np.zeros((self.before, 8), x.dtype)
+            turned[:, : len(part)] = part.T
             made = np.empty((8, y.shape[1]), y.dtype)
-            eight(self.starts, self.inputs, self.values, filled, made)
+            self._run("indexed_eight", turned, made)
             y[n : n + 8] = made[: len(part)]
         if alone:
-            one(self.starts, self.inputs, self.values, x[together:], y[together:])
+            self._run("indexed_one", x[together:], y[together:])
         return y
+
+    def _run(self, name: str, x: np.ndarray, y: np.ndarray) -> None:
+        """All outputs, on as many cores as it is worth."""
+        kernel, arguments = _kernel(name), (self.starts, self.places, self.values, x, y)
+        parts = cores.allowed_cores() if self.before * y.shape[1] >= cores.WORTH_SHARING else 1
+        if parts == 1:
+            kernel(*arguments, 0, y.shape[1])
+            return
+        work = self.starts if self.form == "indexed" else np.arange(len(self.starts))
+        bounds = cores.bounds_of_parts(work, parts).tolist()
+        cores.run_together([partial(kernel, *arguments, *ends) for ends in pairwise(bounds)])
+
+
+def _filled(x: np.ndarray, width: int) -> np.ndarray:
+    """With columns of zeros up to a multiple of `width`."""
+    missing = -x.shape[1] % width
+    return x if missing == 0 else np.hstack([x, np.zeros((len(x), missing), x.dtype)])
 
 
 class Pattern(NamedTuple):
     """Where a matrix W (before, after) is not zero: what matrices with zeros in common share."""
 
+    form: Form
     starts: np.ndarray
-    inputs: np.ndarray
+    places: np.ndarray
     order: np.ndarray
     """The place that each number, output after output, has among the numbers as they are stored."""
     before: int
 
     def matrix(self, values: np.ndarray) -> SparseMatrix:
         """W from its numbers as they are stored."""
-        return SparseMatrix(self.starts, self.inputs, values[self.order], self.before)
+        ordered = values[self.order]
+        if self.form == "masked":
+            ordered = np.concatenate([ordered, np.zeros(64 // values.itemsize, values.dtype)])
+        return SparseMatrix(self.form, self.starts, self.places, ordered, self.before)
 
 
-def pattern(mask: np.ndarray, summed: int = 0) -> Pattern:
+def pattern(mask: np.ndarray, summed: int = 0, dtype: Any = np.float32, form: Form | None = None) -> Pattern:
     """The pattern of an array of two axes of which `summed` is summed over, its numbers stored row after row."""
-    places = np.zeros(mask.shape, np.uint32)
-    places[mask] = np.arange(np.count_nonzero(mask), dtype=np.uint32)
-    by_output, places = (mask.T, places.T) if summed == 0 else (mask, places)
+    stored = np.zeros(mask.shape, np.uint32)
+    stored[mask] = np.arange(np.count_nonzero(mask), dtype=np.uint32)
+    by_output, stored = (mask.T, stored.T) if summed == 0 else (mask, stored)
     before = by_output.shape[1]
-    kind = np.uint16 if before <= 2**16 else np.uint32
-    inputs = np.broadcast_to(np.arange(before, dtype=kind), by_output.shape)[by_output]
     starts = np.concatenate([[0], np.cumsum(by_output.sum(1))]).astype(np.uint64)
-    return Pattern(starts, inputs, places[by_output], before)
+    form = form or best_form(float(mask.mean()) if mask.size else 0.0)
+    if form == "masked":
+        lanes = 64 // np.dtype(dtype).itemsize
+        bits = np.packbits(_filled(by_output, lanes), axis=1, bitorder="little")
+        places = np.ascontiguousarray(bits).view(f"<u{lanes // 8}").reshape(-1)
+    else:
+        kind = np.uint16 if before <= 2**16 else np.uint32
+        places = np.broadcast_to(np.arange(before, dtype=kind), by_output.shape)[by_output]
+    return Pattern(form, starts, places, stored[by_output], before)
 
 
-@cache
-def _kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Products of examples one by one, and of eight together, x then being (before, 8), as machine code."""
-    import numba  # noqa: PLC0415 - slow to import, and needed by few
+def _kernel(name: str) -> Callable[..., Any]:
+    from ridgewalk.surrogates import sparse_kernels  # noqa: PLC0415 - numba is slow to import
 
-    compiled = numba.njit(error_model="numpy", nogil=True)
-    return compiled(_one_by_one), compiled(_eight_together)
-
-
-# Both keep eight sums at a time: one would wait for itself in every addition. Numbers of type uint64 spare the check
-# for negative indices.
-
-
-def _one_by_one(starts: Any, inputs: Any, values: Any, x: Any, y: Any) -> None:
-    unit, eight = np.uint64(1), np.uint64(8)
-    for n in range(y.shape[0]):
-        row = x[n]
-        for i in range(y.shape[1]):
-            k, stop = starts[i], starts[i + 1]
-            even = stop - (stop - k) % eight
-            a = b = c = d = e = f = g = h = values.dtype.type(0)
-            while k < even:
-                a += values[k] * row[inputs[k]]
-                b += values[k + unit] * row[inputs[k + unit]]
-                c += values[k + np.uint64(2)] * row[inputs[k + np.uint64(2)]]
-                d += values[k + np.uint64(3)] * row[inputs[k + np.uint64(3)]]
-                e += values[k + np.uint64(4)] * row[inputs[k + np.uint64(4)]]
-                f += values[k + np.uint64(5)] * row[inputs[k + np.uint64(5)]]
-                g += values[k + np.uint64(6)] * row[inputs[k + np.uint64(6)]]
-                h += values[k + np.uint64(7)] * row[inputs[k + np.uint64(7)]]
-                k += eight
-            while k < stop:
-                a += values[k] * row[inputs[k]]
-                k += unit
-            y[n, i] = ((a + b) + (c + d)) + ((e + f) + (g + h))
-
-
-def _eight_together(starts: Any, inputs: Any, values: Any, x: Any, y: Any) -> None:
-    for i in range(y.shape[1]):
-        k, stop = starts[i], starts[i + 1]
-        a = b = c = d = e = f = g = h = values.dtype.type(0)
-        while k < stop:
-            weight, j = values[k], inputs[k]
-            a += weight * x[j, 0]
-            b += weight * x[j, 1]
-            c += weight * x[j, 2]
-            d += weight * x[j, 3]
-            e += weight * x[j, 4]
-            f += weight * x[j, 5]
-            g += weight * x[j, 6]
-            h += weight * x[j, 7]
-            k += np.uint64(1)
-        y[0, i], y[1, i], y[2, i], y[3, i] = a, b, c, d
-        y[4, i], y[5, i], y[6, i], y[7, i] = e, f, g, h
+    kernel: Callable[..., Any] = getattr(sparse_kernels, name)
+    return kernel
