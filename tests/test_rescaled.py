@@ -24,7 +24,12 @@ def in_units(p):
 
 @pytest.mark.parametrize(
     "inner",
-    [rw.Dense(), rw.Limited(memory=2), rw.LowRank(rank=1, spare=1), rw.RMSProp(curvature_correction=True)],
+    [
+        rw.Limited(memory=2),
+        rw.RMSProp(curvature_correction=True),
+        pytest.param(rw.Dense(), marks=pytest.mark.slow),
+        pytest.param(rw.LowRank(rank=1, spare=1), marks=pytest.mark.slow),
+    ],
     ids=lambda inner: type(inner).__name__,
 )
 def test_it_is_the_inner_chain_in_other_units(inner):

@@ -279,12 +279,14 @@ def test_a_signal_ends_the_search(number, tmp_path, monkeypatch):
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(pace.Pace, "made", made)
+    threads = set(threading.enumerate())
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt):
         find(rw.sgld(), replace(REGRESSION.target, data=stored), jnp.zeros(3), batch_size=40)
     assert chunks == [1, 1]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ridgewalk")]
+    begun = set(threading.enumerate()) - threads
+    assert not [thread.name for thread in begun if thread.name.startswith("ridgewalk")]
 
 
 @pytest.mark.parametrize("power", [1.0, 20.0])
