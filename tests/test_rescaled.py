@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
+from ridgewalk.diagnostics.operators import pair_shares
 
-SCALE = {"a": jnp.array([0.01, 1.0]), "b": jnp.array([[30.0], [0.5]])}
+SCALE = {"a": jnp.array([1 / 64, 1.0]), "b": jnp.array([[32.0], [0.5]])}
 START = {"a": jnp.array([0.02, -1.0]), "b": jnp.array([[10.0], [0.3]])}
 
 
@@ -50,7 +51,23 @@ def test_scales_must_be_positive(scale):
         rw.rescaled(rw.Dense(), scale)
 
 
-def test_scales_must_fit_the_position():
-    sampler = rw.Sampler(rw.Langevin(), rw.rescaled(rw.Dense(), jnp.ones(3)))
-    with pytest.raises(ValueError, match="scale: it has 3 numbers, the position 4"):
+@pytest.mark.parametrize("count", [3, 5])
+def test_scales_must_fit_the_position(count):
+    sampler = rw.Sampler(rw.Langevin(), rw.rescaled(rw.Dense(), jnp.ones(count)))
+    with pytest.raises(ValueError, match=f"scale: it has {count} numbers, the position 4"):
         rw.sample(jax.random.key(0), sampler, rw.Density(log_density), START, steps=2, step_size=0.1, progress=False)
+
+
+def test_what_learns_inside_is_known_outside():
+    """`find_step_size` and `check` treat a preconditioner by what it learns."""
+    flat, unravel = jax.flatten_util.ravel_pytree(START)
+    twice = rw.rescaled(rw.rescaled(rw.Dense(), SCALE), SCALE)
+    assert isinstance(twice.specialise(flat.shape[0], unravel).learner, rw.Dense)
+    sampler = rw.Sampler(rw.Langevin(), rw.rescaled(rw.Limited(memory=2, curvature_every=3), SCALE))
+    density = rw.Density(log_density)
+    result = rw.sample(jax.random.key(0), sampler, density, START, steps=30, step_size=0.03, progress=False)
+    assert pair_shares(result).pairs == 10
+
+
+def test_scales_are_rounded_to_powers_of_two():
+    np.testing.assert_array_equal(rw.rescaled(rw.Dense(), jnp.array([0.3, 1.0, 90.0])).scale, [0.25, 1.0, 64.0])

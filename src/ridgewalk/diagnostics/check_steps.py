@@ -63,7 +63,7 @@ def check_steps(result: Draws, evidence: Evidence) -> Iterator[Finding]:
 
 def check_preconditioner(result: Draws, evidence: Evidence) -> Iterator[Finding]:
     """A G that is not finite, never learnt, or had nothing to learn from."""
-    rule, states = chosen_preconditioner(result), living_states(result)
+    rule, states = chosen_preconditioner(result).learner, living_states(result)
     if not all(is_finite(state) for state in states):
         yield Finding(
             "preconditioner",

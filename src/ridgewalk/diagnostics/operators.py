@@ -50,7 +50,7 @@ def chosen_preconditioner(result: Draws) -> Preconditioner:
 
 def pair_shares(result: Draws) -> PairShares:
     """Shares of damped (θ_d < 1) and rejected pairs among the draws whose step had a pair."""
-    rule = chosen_preconditioner(result)
+    rule = chosen_preconditioner(result).learner
     due = result.draw_steps % rule.interval == 0 if isinstance(rule, Settling) else np.zeros(result.draws, bool)
     damping, rejected = living_info(result, "damping")[:, due], living_info(result, "rejected")[:, due]
     if damping.size == 0:

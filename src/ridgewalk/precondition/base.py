@@ -133,6 +133,11 @@ class Preconditioner(Choice):
     def learn(self, operator: Any, transition: Transition) -> tuple[Any, Lesson]:
         """The operator after a step."""
 
+    @property
+    def learner(self) -> "Preconditioner":
+        """The rule that learns from steps: itself, or the one that it wraps."""
+        return self
+
     def restrict(self, operator: Any, mask: Vector, position: Vector, gradient_at: GradientAt) -> Any:
         """The operator on the coordinates in `mask`: it maps vectors that are zero elsewhere to such vectors, with
         `S Sᵀ = G` among them. What it learnt where other coordinates moved too must go, or be seen anew with

@@ -48,11 +48,12 @@ class Rescaled(Preconditioner):
 
     def specialise(self, dimension: int, unravel: Unravel) -> "Rescaled":
         """With the inner preconditioner for d parameters; it sees flat vectors only, so structure stays as it is."""
-        if self.scale.shape[0] < dimension:
-            raise ValueError(
-                f"scale: it has {self.scale.shape[0]} numbers, the position {dimension}; give one for each parameter"
-            )
         return Rescaled(self.inner.specialise(dimension, unravel), self.scale)
+
+    @property
+    def learner(self) -> Preconditioner:
+        """The inner one's."""
+        return self._chosen.learner
 
     @property
     def _chosen(self) -> Preconditioner:
@@ -65,6 +66,11 @@ class Rescaled(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> RescaledOperator:
         """The inner operator at θ̃."""
+        if self.scale.shape != position.shape:
+            raise ValueError(
+                f"scale: it has {self.scale.shape[0]} numbers, the position {position.shape[0]}; give one for each "
+                "parameter"
+            )
         scale = self.scale.astype(position.dtype)
         return RescaledOperator(scale, self._chosen.init(position / scale, self._seen(gradient_at, scale)))
 
@@ -110,7 +116,8 @@ def rescaled(preconditioner: Choice, scale: PyTree) -> Rescaled:
 
     `scale` has the structure of the position (or is the flat vector): about the standard deviation of each parameter,
     or anything that follows it, such as (second moment of the gradient)^(−1/4). Only ratios matter where the inner
-    preconditioner finds its own first scale, as `Limited`, `LowRank` and `Dense` do.
+    preconditioner finds its own first scale, as `Limited`, `LowRank` and `Dense` do. Scales are rounded to powers of 2:
+    going there and back then changes no digit.
     """
     flat = ravel_pytree(scale)[0]
     values = np.asarray(flat)
@@ -122,4 +129,5 @@ def rescaled(preconditioner: Choice, scale: PyTree) -> Rescaled:
             f"scale: {bad.size} of {values.size} numbers are not positive and finite, the first is {values[bad[0]]} "
             f"(number {bad[0]}); floor them"
         )
-    return Rescaled(preconditioner, jnp.asarray(flat))
+    powers = np.round(np.log2(values)).astype(int)
+    return Rescaled(preconditioner, jnp.asarray(np.ldexp(np.ones_like(values), powers)))

@@ -129,11 +129,11 @@ class Pilots:
 
         key = jax.random.fold_in(self.key, 1_000 + self.runs)
         places, states = Places(take(0), take(lag)), self.result.final_states
-        if isinstance(rule, Unchanging):
+        if isinstance(rule.learner, Unchanging):
             states = states[:1]
         models = [fit(key, with_prior(self.seen, s.prior), s.preconditioner, places, rows) for s in states]
         # Where G is H⁻¹ in the end, directions not learnt yet will be.
-        return [model.settled() for model in models] if isinstance(rule, Dense) else models
+        return [model.settled() for model in models] if isinstance(rule.learner, Dense) else models
 
     def check_halving(
         self, step_size: float, model: LocalModel, rule: Preconditioner
@@ -145,7 +145,7 @@ class Pilots:
         prediction.
         """
         self.runs += 1
-        if isinstance(rule, Settling):
+        if isinstance(rule.learner, Settling):
             self.sampler = replace(self.sampler, preconditioner=Frozen(self.result.final_states[0].preconditioner))
         self.estimator = with_prior(self.estimator, self.result.final_states[0].prior)
         self.starts = jax.tree.map(lambda x: jnp.concatenate([x] * (CHECK_CHAINS // CHAINS)), self.starts)

@@ -141,7 +141,7 @@ def find_step_size(
     flat, unravel = ravel_pytree(position)
     rule = sampler.preconditioner.specialise(flat.shape[0], unravel)
     chosen, run = first / 20, Run(steps, chains, judge)
-    for factor in ROUNDS_OF_LEARNING if isinstance(rule, Settling) else ROUNDS:
+    for factor in ROUNDS_OF_LEARNING if isinstance(rule.learner, Settling) else ROUNDS:
         chosen = pilot.run(chosen, length * factor)
         models = pilot.look(rows, rule)
         chosen = _between(sampler.dynamics, models, run)

@@ -106,10 +106,9 @@ def gradient_scale(
     batch_size: int,
     batches: int,
 ) -> PyTree:
-    """(mean of g² over batches)^(−1/4), g = ∇Ũ: the root of RMSprop's diagonal, over the prior's curvature as a floor.
+    """(n/N mean of g² over batches + prior's curvature)^(−1/4), g = ∇Ũ on batches of n: the root of RMSprop's diagonal.
 
-    At a mode, squared gradients of the whole potential come to its curvature; where the data leave a weight alone that
-    is the prior's.
+    At a mode the mean of g² is N/n times the curvature that the data give, as far as their scores tell it.
     """
 
     @jax.jit
@@ -124,4 +123,5 @@ def gradient_scale(
 
     ones = jax.tree.map(jnp.ones_like, position)
     floor = jax.jvp(jax.grad(lambda weights: -log_prior(weights)), (position,), (ones,))[1]
-    return jax.tree.map(lambda v, least: (v + least) ** -0.25, second_moment(key), floor)
+    share = batch_size / target.size
+    return jax.tree.map(lambda v, least: (share * v + least) ** -0.25, second_moment(key), floor)

@@ -1,4 +1,4 @@
-"""Who takes part in the regression, and with which step sizes: six for each, the best of them not at an end."""
+"""Who takes part in the regression, and with which step sizes: the best is at no end of them, as printed aside."""
 
 from collections.abc import Callable
 from typing import NamedTuple
