@@ -117,7 +117,9 @@ class LowRank(Settling):
         """B₀ = λ_max I."""
         rows, dtype = self.rank + self.spare, position.dtype
         largest = first_scale(self.first_curvature, gradient_at, position)
-        probes = jax.random.normal(jax.random.key(1), (rows, position.shape[0]), dtype)
+        # Behind a barrier, or XLA computes the normals while it compiles, at many times the cost.
+        key = jax.random.key(jax.lax.optimization_barrier(jnp.asarray(1)))
+        probes = jax.random.normal(key, (rows, position.shape[0]), dtype)
         probes = whitener(long_products(probes, probes)) @ probes
         nothing = jnp.zeros((rows, rows), dtype)
         return LowRankOperator(
@@ -210,9 +212,10 @@ def _upheld(probes: jax.Array, mask: Vector) -> jax.Array:
     held = hold(probes, mask)
     lost = jnp.sum(held**2, axis=1) < jnp.finfo(held.dtype).eps
 
-    def redraw(rows: jax.Array, lost: jax.Array) -> jax.Array:
-        fresh = jax.random.normal(jax.random.key(2), rows.shape, rows.dtype)
+    def redraw(rows: jax.Array, given: tuple[jax.Array, jax.Array]) -> jax.Array:
+        lost, seed = given
+        fresh = jax.random.normal(jax.random.key(seed), rows.shape, rows.dtype)
         return jnp.where(lost[:, None], hold(fresh, mask), rows)
 
-    held = when(jnp.any(lost), redraw, held, lost)
+    held = when(jnp.any(lost), redraw, held, (lost, jnp.asarray(2)))
     return whitener(long_products(held, held)) @ held
