@@ -165,7 +165,8 @@ class SpikeAndSlab(AdaptivePrior):
         slab = total(jax.tree.map(lambda x, w: w * x**2, position, slab_share), lambda x: x / self.slab_variance)
         residual = None if residuals is None or state.residual is None else mix(state.residual, residuals.squares)
         count = 0 if residuals is None else residuals.number
-        number_kept, rate, size = state.kept, omega, _size(position)
+        number_kept, rate = state.kept, omega
+        size: Scalar | int = _size(position)
         if kept is not None:
             found = jnp.maximum(total(kept, lambda one: one != 0), 1).astype(jnp.int32)
             number_kept = jnp.where(
