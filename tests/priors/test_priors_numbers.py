@@ -55,7 +55,8 @@ def test_spike_and_slab_neither_under_nor_overflows(dtype, sigma, delta):
     slope = -share * beta / (hyper.sigma**2 * 100) - (1 - share) * np.sign(beta) / (hyper.sigma * 0.1)
     np.testing.assert_allclose(gradient, slope, **near)
     after = jax.jit(lambda s, p: prior.update(s, p, None, jnp.asarray(1)))(state, position)
-    assert all(leaf.dtype == dtype and bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(after))
+    learnt = jax.tree.leaves(after._replace(kept=None))
+    assert all(leaf.dtype == dtype and bool(jnp.all(jnp.isfinite(leaf))) for leaf in learnt)
 
 
 @pytest.mark.parametrize(("penalty", "delay"), [("mixture", 0), ("averaged", 4)])
@@ -96,6 +97,33 @@ def test_updates_follow_the_chain(penalty, delay):
         sigma = (sums[0] + np.sqrt(sums[0] ** 2 + 4 * order * constant)) / (2 * order)
         delta = (0.5 + rho.sum()) / (1.5 + 4 + 3 - 2)
     np.testing.assert_allclose(state.prior.inclusion, rho, rtol=1e-9)
+
+
+def test_sums_begin_again_when_parameters_are_pruned():
+    """Once for every event; for those before learning begins, when it does."""
+    prior, size = rw.spike_and_slab(delay=2), 6
+    here = jnp.array([2.0, -1.0, 0.5, 0.0, 0.0, 0.0])
+    begun = prior.init(here, None)
+    begun = begun._replace(spike=begun.spike + 100, slab=begun.slab + 100)
+    all_kept, few = jnp.ones(size), (here != 0).astype(float)
+    waiting = prior.update(begun, here, None, jnp.asarray(2), few)
+    assert float(waiting.spike) == float(begun.spike)
+    assert int(waiting.kept) == size
+    share = np.asarray(prior.inclusion_at(begun, here))
+    expected = {
+        "spike": float(((1 - share) * np.abs(here)).sum() / 0.1),
+        "slab": float((share * np.asarray(here) ** 2).sum() / 100),
+    }
+    omega = min(1, 5 * 11**-0.9)
+    pruned, plain = (prior.update(waiting, here, None, jnp.asarray(3), kept) for kept in (few, all_kept))
+    again = prior.update(pruned._replace(spike=pruned.spike + 1, sigma=begun.sigma, delta=begun.delta), here, None,
+                         jnp.asarray(3), few)  # fmt: skip
+    for name, value in expected.items():
+        old = float(getattr(begun, name))
+        assert float(getattr(pruned, name)) == pytest.approx(value, rel=1e-9)
+        assert float(getattr(plain, name)) == pytest.approx(old + omega * (value - old), rel=1e-9)
+    assert float(again.spike) == pytest.approx(expected["spike"] + 1 - omega, rel=1e-9)
+    assert (int(pruned.kept), int(plain.kept)) == (3, size)
 
 
 def test_priors_by_leaf():

@@ -123,12 +123,13 @@ def test_sparsity_of_a_network_is_exact(scope, sampler):
 
 @pytest.mark.parametrize("penalty", ["mixture", "averaged"])
 def test_an_adaptive_prior_learns_as_on_the_smaller_model(penalty):
-    """Step for step: a pruned chain, and one of the kept weights alone that gets the same noise."""
+    """Step for step: a pruned chain, and one of the kept weights alone that gets the same noise, its sums fresh."""
     rng = np.random.default_rng(2)
     x = jnp.asarray(rng.normal(size=(30, 6)))
     y = x @ jnp.array([2.0, -1.5, 0.0, 1.0, 0.0, 0.0]) + 0.3 * jnp.asarray(rng.normal(size=30))
     shared = rw.shared_noise(lambda w, batch: batch[1] - batch[0] @ w)
-    prior = rw.prior_by_leaf({"position": rw.spike_and_slab(penalty=penalty)})
+    alone = rw.spike_and_slab(penalty=penalty)
+    prior = rw.prior_by_leaf({"position": alone})
     pruned = rw.pruned(rw.sgld(), 0.5, start=1, stop=1, leaves=lambda name, leaf: True)
     large = rw.build_kernel(pruned, rw.Posterior(prior, shared, (x, y)))
     start = jnp.array([1.8, -1.2, 0.02, 0.8, 0.01, -0.03])
@@ -137,9 +138,20 @@ def test_an_adaptive_prior_learns_as_on_the_smaller_model(penalty):
     assert kept.tolist() == [True, True, False, True, False, False]
     small = rw.build_kernel(rw.sgld(), rw.Posterior(prior, shared, (x[:, kept], y)))
     learnt = state.prior[0]
-    same = small.init(state.position[kept])._replace(
-        step=state.step, prior=(learnt._replace(inclusion={"position": learnt.inclusion["position"][kept]}),)
+    inclusion, here = learnt.inclusion["position"][kept], state.position[kept]
+    share = alone.inclusion_at(learnt, here)
+    if penalty == "averaged":
+        share = inclusion + 5 * 12**-0.9 * (share - inclusion)
+    begun = small.init(here)
+    fresh = begun.prior[0]._replace(
+        inclusion={"position": inclusion},
+        sigma=learnt.sigma,
+        delta=learnt.delta,
+        spike=jnp.sum((1 - share) * jnp.abs(here)) / 0.1,
+        slab=jnp.sum(share * here**2) / 100,
+        residual=learnt.residual,
     )
+    same = begun._replace(step=state.step, prior=(fresh,))
     advance, smaller = jax.jit(large.advance), jax.jit(small.advance)
     for _ in range(30):
         noise = jnp.asarray(rng.normal(size=6))

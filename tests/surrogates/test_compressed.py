@@ -1,6 +1,8 @@
 """Pruned networks in sparse form: the same predictions, less room, and files that are checked."""
 
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -15,7 +17,7 @@ from ridgewalk.surrogates import cores
 from ridgewalk.surrogates.adapters import EquinoxNetwork, FunctionNetwork
 from ridgewalk.surrogates.networks import permeability_network, source_network
 from ridgewalk.surrogates.packed import pack
-from ridgewalk.surrogates.sparse_product import can_expand, pattern, wins
+from ridgewalk.surrogates.sparse_product import BLOCK, EXAMPLE, _blocks, can_expand, pattern, wins
 
 RNG = np.random.default_rng(0)
 
@@ -181,6 +183,34 @@ def test_work_on_several_cores(monkeypatch):
     assert len(cores._team.helpers) == 1
 
 
+def test_an_interrupted_product_leaves_nothing_to_the_next():
+    """Ctrl-C while a helper works: the next call waits for its own tasks, not for those of the one before."""
+
+    class StoppedError(Exception):
+        pass
+
+    def interrupt(number, frame):
+        raise StoppedError
+
+    ends: list[str] = []
+
+    def slowly(name):
+        time.sleep(0.3)
+        ends.append(name)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(StoppedError):
+            cores.run_together([lambda: None, partial(slowly, "interrupted")])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ends == []
+    cores.run_together([lambda: None, partial(slowly, "next")])
+    assert ends == ["interrupted", "next"]
+
+
 def test_cores_that_are_allowed(monkeypatch):
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
     for asked, allowed in (("1", 1), ("2,1", 2), ("8", 3), ("", 3), ("many", 3)):
@@ -190,6 +220,13 @@ def test_cores_that_are_allowed(monkeypatch):
     assert cores.bounds_of_parts(work, 2).tolist() == [0, 4, 5]
     assert cores.bounds_of_parts(work, 1).tolist() == [0, 5]
     assert cores.bounds_of_parts(np.zeros(3, np.uint64), 4).tolist() == [0, 0, 0, 0, 2]
+
+
+def test_examples_go_together_where_that_is_faster():
+    for examples in range(1, 20):
+        rest = examples % 8
+        together = examples if rest * EXAMPLE > BLOCK else examples - rest
+        assert _blocks(examples) == (together, examples - together)
 
 
 def test_what_wins_depends_on_density_examples_and_size():

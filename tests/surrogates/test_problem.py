@@ -1,5 +1,7 @@
 """The posterior that a fit samples: what the prior is of, what the optimiser sees of a weight, what notes are for."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,9 @@ import pytest
 from fits import NETWORK
 
 import ridgewalk as rw
-from ridgewalk.surrogates import fitting
+from ridgewalk.surrogates import commands, fitting
 from ridgewalk.surrogates.optimise import Schedule, _advance, begin
-from ridgewalk.surrogates.problem import FIRST_NOISE, NOISE_WIDTH, Spec, define
+from ridgewalk.surrogates.problem import FIRST_NOISE, NOISE_WIDTH, Spec, _define, define
 
 SPEC = Spec(
     network=NETWORK,
@@ -59,6 +61,19 @@ def test_an_adaptive_prior_learns_from_the_weights_alone():
         float(total) + noise_prior(here["log_noise"]), rel=1e-5
     )
     assert np.all(np.asarray(prior.inclusion_probabilities(state, here)["log_noise"]) == 1)
+
+
+def test_scales_are_numbers_of_any_kind():
+    """NumPy's too; and the optimiser of a prior that learns takes the default scale."""
+    here = position()
+    expected = float(define(SPEC._replace(prior=2.0)).log_prior(here))
+    for scale in (np.float32(2), np.int64(2)):  # equal to 2.0, so `define` would give what it remembers
+        assert float(_define(SPEC._replace(prior=scale)).log_prior(here)) == expected
+    spec, data = SPEC._replace(prior=rw.spike_and_slab()), (jnp.ones((5, 2)), jnp.ones((5, 3)))
+    plain = fitting._with_plain_prior(spec, define(spec).posterior(*data))
+    default = inspect.signature(rw.SurrogateRegressor).parameters["prior"].default
+    assert inspect.signature(commands.fit).parameters["prior"].default == default
+    assert float(plain.log_prior(here)) == float(define(SPEC._replace(prior=default)).log_prior(here))
 
 
 def test_the_optimiser_goes_the_same_way_whatever_examples_count():

@@ -27,6 +27,8 @@ class SpikeSlabState(NamedTuple):
     """Average of Σ_j ρ_j θ_j² / v₁."""
     residual: Scalar | None
     """Average of Σ r², where the likelihood shares σ."""
+    kept: Scalar
+    """How many parameters the sums are over."""
 
 
 @settings
@@ -127,6 +129,7 @@ class SpikeAndSlab(AdaptivePrior):
             spike=(1 - delta) * size * sigma,
             slab=delta * size * sigma**2,
             residual=None if residuals is None else residuals.number * sigma**2,
+            kept=jnp.asarray(size, jnp.int32),
         )
 
     def update(
@@ -139,15 +142,16 @@ class SpikeAndSlab(AdaptivePrior):
     ) -> SpikeSlabState:
         """Averages move by ω_k towards what the position shows; σ and δ are the best for the averages.
 
-        Sums, and p, are over the parameters that are `kept`; ρ of a pruned one is 0.
+        Sums, and p, are over the parameters that are `kept`; ρ of a pruned one is 0. Where fewer are kept than before,
+        the averages of Σ (1−ρ)|θ|/v₀ and Σ ρθ²/v₁ begin again at the position: the old ones have the pruned in them.
         """
         dtype = state.sigma.dtype
         begun = step > self.delay
         number = jnp.maximum(step - self.delay, 1).astype(dtype)
         omega = jnp.clip(jnp.asarray(self.adaptation(number), dtype), 0.0, 1.0) * begun
 
-        def mix(old: jax.Array, new: jax.Array) -> jax.Array:
-            return old + omega.astype(old.dtype) * (new.astype(old.dtype) - old)
+        def mix(old: jax.Array, new: jax.Array, rate: jax.Array = omega) -> jax.Array:
+            return old + rate.astype(old.dtype) * (new.astype(old.dtype) - old)
 
         odds = jax.tree.map(lambda x: self._log_odds(state, x), position)
         inclusion = jax.tree.map(lambda old, lo: mix(old, jax.nn.sigmoid(lo)), state.inclusion, odds)
@@ -161,10 +165,22 @@ class SpikeAndSlab(AdaptivePrior):
         slab = total(jax.tree.map(lambda x, w: w * x**2, position, slab_share), lambda x: x / self.slab_variance)
         residual = None if residuals is None or state.residual is None else mix(state.residual, residuals.squares)
         count = 0 if residuals is None else residuals.number
+        number_kept, rate = state.kept, omega
+        size: Scalar | int = _size(position)
+        if kept is not None:
+            found = jnp.maximum(total(kept, lambda one: one != 0), 1).astype(jnp.int32)
+            number_kept = jnp.where(
+                begun, found, state.kept
+            )  # what is pruned before learning begins counts when it does
+            rate = jnp.where(number_kept < state.kept, jnp.ones_like(omega), omega)
+            size = found.astype(dtype)
         averages = state._replace(
-            inclusion=inclusion, spike=mix(state.spike, spike), slab=mix(state.slab, slab), residual=residual
+            inclusion=inclusion,
+            spike=mix(state.spike, spike, rate),
+            slab=mix(state.slab, slab, rate),
+            residual=residual,
+            kept=number_kept,
         )
-        size = _size(position) if kept is None else jnp.maximum(total(kept, lambda one: one).astype(dtype), 1)
         return averages._replace(
             sigma=jnp.where(begun, self._best_sigma(averages, size, count), state.sigma),
             delta=jnp.where(begun, self._best_delta(averages, size), state.delta),
@@ -227,7 +243,7 @@ def spike_and_slab(
     the best σ for a single draw, instead; the two differ by the curvature of the root, little where M + p is large.
 
     `result.inclusion_probabilities` gives ρ; σ and δ of a chain are in `state.prior`. With `pruned(sampler, …)` the
-    model is that of the parameters that are kept.
+    model is that of the parameters that are kept, and its sums over them begin again when some are pruned.
 
     Beyond |θ| = 2σv₁/v₀ the Laplace spike has the heavier tail, so choose v₁ so wide that no parameter goes there.
     Where the likelihood has a noise of its own, σ and δ may have several good values (one is a spike so wide that no

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgewalk.surrogates.defaults import DEFAULT_PRIOR
+
 if TYPE_CHECKING:
     from ridgewalk.surrogates.estimator import SurrogateRegressor
 
@@ -72,7 +74,9 @@ def fit(
     network: Annotated[NetworkName, typer.Option(help="mlp for vectors, the others for fields.")] = NetworkName.mlp,
     sampler: Annotated[SamplerName, typer.Option(help="The sampler.")] = SamplerName.hasgld_sa,
     likelihood: Annotated[LikelihoodOption, typer.Option(help="The likelihood.")] = LikelihoodOption.gaussian,
-    prior: Annotated[float, typer.Option(help="Spread of a weight, in units of its layer's at the start.")] = 0.6,
+    prior: Annotated[float, typer.Option(help="Spread of a weight, in units of its layer's at the start.")] = (
+        DEFAULT_PRIOR
+    ),
     sparsity: Annotated[float, typer.Option(help="Share of the weights to prune; 0 for none.")] = 0.0,
     optimiser_steps: Annotated[int, typer.Option(help="Steps of Adam before sampling.")] = 3000,
     learning_rate: Annotated[float, typer.Option(help="Largest rate of Adam.")] = 5e-3,

@@ -35,19 +35,18 @@ class _Helper:
     """A thread that runs what it is handed, one thing after the other."""
 
     def __init__(self) -> None:
-        self.tasks: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self.ends: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.tasks: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[BaseException | None]]] = SimpleQueue()
         threading.Thread(target=self._serve, name="ridgewalk-product", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            task = self.tasks.get()
+            task, done = self.tasks.get()
             try:
                 task()
             except BaseException as error:  # handed to the thread that waits
-                self.ends.put(error)
+                done.put(error)
             else:
-                self.ends.put(None)
+                done.put(None)
 
 
 class Team:
@@ -71,13 +70,15 @@ class Team:
             first, *others = tasks
             while len(self.helpers) < len(others):
                 self.helpers.append(_Helper())
-            used = self.helpers[: len(others)]
-            for helper, task in zip(used, others, strict=True):
-                helper.tasks.put(task)
+            done: SimpleQueue[BaseException | None] = (
+                SimpleQueue()
+            )  # this call's: an interrupted one leaves ends unread
+            for helper, task in zip(self.helpers, others, strict=False):
+                helper.tasks.put((task, done))
             try:
                 first()
             finally:  # helpers must be done before anybody else gets them
-                errors = [error for error in [helper.ends.get() for helper in used] if error is not None]
+                errors = [error for error in [done.get() for _ in others] if error is not None]
             if errors:
                 raise errors[0]
         finally:

@@ -15,6 +15,7 @@ from ridgewalk.run.plan import Every
 from ridgewalk.surrogates import checked
 from ridgewalk.surrogates.choices import network_of, sampler_of, sparse_sampler
 from ridgewalk.surrogates.correction import Correction, Held, Kind, correct, no_correction
+from ridgewalk.surrogates.defaults import DEFAULT_PRIOR
 from ridgewalk.surrogates.fitting import Explored, explore, mixing
 from ridgewalk.surrogates.model import Network
 from ridgewalk.surrogates.prediction import predict_scaled
@@ -90,7 +91,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         sampler: Any = "hasgld_sa",
         *,
         likelihood: LikelihoodName = "gaussian",
-        prior: Any = 0.6,
+        prior: Any = DEFAULT_PRIOR,
         sparsity: float = 0.0,
         data_weight: float | str = "auto",
         noise: NoiseKind = "each",

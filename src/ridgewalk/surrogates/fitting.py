@@ -19,6 +19,7 @@ from ridgewalk.run.progress import progress_bar
 from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.run.stopping import stop_request
+from ridgewalk.surrogates.defaults import DEFAULT_PRIOR
 from ridgewalk.surrogates.model import count_weights
 from ridgewalk.surrogates.optimise import Keeping, Schedule, optimise
 from ridgewalk.surrogates.prediction import predict_each
@@ -144,7 +145,7 @@ def _with_plain_prior(spec: Spec, target: Posterior) -> Posterior:
     prior: Any = target.log_prior
     if callable(prior):
         return target
-    return define(spec._replace(prior=1.0)).posterior(*target.data)
+    return define(spec._replace(prior=DEFAULT_PRIOR)).posterior(*target.data)
 
 
 def _step_size(spec: Spec, sampler: Sampler, target: Posterior, position: PyTree, settings: Settings) -> float:

@@ -120,7 +120,7 @@ def _define(spec: Spec) -> Problem:
 
 def _plain_prior(prior: Any, model: Model) -> Callable[[PyTree], Scalar]:
     """log p of the network's weights, but for what an adaptive prior adds."""
-    if isinstance(prior, int | float):
+    if isinstance(prior, int | float | np.number):
         return relative_gaussian(model, float(prior))
     return _nothing if isinstance(prior, AdaptivePrior) else prior
 

@@ -31,7 +31,7 @@ START = 30_000.0
 DENSEST = 0.65
 """With fewer zeros than this leaves, there is little to gain."""
 
-FEWEST_IN_BLOCK = 5
+FEWEST_IN_BLOCK = 6
 """From so many examples on, an indexed product of eight together takes less time than one by one."""
 
 Form = Literal["masked", "indexed"]
