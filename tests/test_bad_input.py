@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.scipy.stats import norm
 
 import ridgewalk as rw
 
@@ -177,3 +178,54 @@ def test_names_argument_value_and_fix(name):
     message = str(caught.value)
     for word in words:
         assert word in message, message
+
+
+def censored(theta, batch):
+    """y ~ N(x · θ, 1) is known to be in an interval, infinite where it is open; x is NaN where it is missing."""
+    mean = jnp.nan_to_num(batch["x"]) @ theta
+    return jnp.log(norm.cdf(batch["upper"] - mean) - norm.cdf(batch["lower"] - mean))
+
+
+INTERVALS = {
+    "lower": np.where(np.arange(20) < 10, -1.0, -np.inf),
+    "upper": np.where(np.arange(20) < 10, np.inf, 1.0),
+    "x": np.where(np.eye(20, 3) == 1, np.nan, 1.0),
+}
+
+
+def test_a_likelihood_may_be_made_for_infinity_and_nan():
+    target = rw.Posterior(log_prior, censored, INTERVALS)
+    assert np.isfinite(run(target=target).positions).all()
+    with pytest.raises(
+        ValueError, match=r"curvature .* where data\['lower'\] and data\['upper'\] and data\['x'\] hold"
+    ):
+        rw.find_step_size(jax.random.key(0), rw.sgld(), target, jnp.zeros(3))  # φ'(∞) is −∞ · 0
+
+
+@pytest.mark.slow
+def test_a_step_size_is_found_with_nan_for_what_is_missing():
+    options = {"batch_size": 5, "steps": 200, "progress": False}
+    missing = rw.Posterior(log_prior, lambda t, b: -((1 - jnp.nan_to_num(b) @ t) ** 2), INTERVALS["x"])
+    assert rw.find_step_size(jax.random.key(0), rw.sgld(), missing, jnp.zeros(3), **options) > 0
+
+
+def test_of_arrays_with_infinity_those_are_named_that_hold_the_row_at_fault():
+    """Row 19 is NaN, after nine rows in which infinity is meant."""
+    lower = INTERVALS["lower"].copy()
+    lower[19] = np.nan
+    with pytest.raises(ValueError, match=r"^data\['lower'\]: .* at the start is not finite for row 19; leave"):
+        run(target=rw.Posterior(log_prior, censored, INTERVALS | {"lower": lower}))
+    x = INTERVALS["x"].copy()
+    x[4] = np.inf  # which nan_to_num makes so large that the interval has no probability
+    with pytest.raises(ValueError, match=r"^data\['upper'\] and data\['x'\]: NaN or infinity in rows 0, 1, 2, 4, and"):
+        run(target=rw.Posterior(log_prior, censored, INTERVALS | {"x": x}), position=jnp.ones(3))
+
+
+def test_a_gradient_that_is_not_finite_is_refused_as_well():
+    """With NaN masked after the square root the value is finite, the gradient is not: 0 · ∞."""
+
+    def masked(theta, batch):
+        return jnp.where(jnp.isnan(batch), 0.0, -jnp.sqrt(jnp.abs(batch - theta[0])))
+
+    with pytest.raises(ValueError, match="data: NaN or infinity in row 3, and log_likelihood or its gradient"):
+        run(target=rw.Posterior(log_prior, masked, jnp.ones(20).at[3].set(jnp.nan)))

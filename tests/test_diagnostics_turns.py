@@ -71,3 +71,14 @@ def test_chains_are_those_of_the_steps_that_follow_each_other():
     np.testing.assert_array_equal(apart[4], run.positions[1, 1::3])
     other = replace(run, sampler=rw.sgld())
     assert separated(other, np.asarray(run.positions)).shape == (2, 3 * LENGTH, 1)
+
+
+def test_fewer_draws_than_turns_tell_nothing_of_accuracy():
+    run = replace(short(), sampler=rw.hamcmc(memory=9))
+    assert separated(run, np.asarray(run.positions)).shape == (9, 0, 1)
+    row = run.summary().iloc[0]
+    assert np.isfinite(row[["mean", "sd"]]).all()
+    assert np.isnan(row[["mcse_mean", "mcse_sd", "ess_bulk", "ess_tail"]]).all()
+    assert np.isnan(rw.effective_sample_size(run)).all()
+    assert np.isnan(rw.configurational_temperature(run)).all()
+    assert "the temperature was not looked at" in str(run.check())

@@ -14,6 +14,7 @@ from tests.run.problems import REGRESSION, assert_same_run, run
 import ridgewalk as rw
 from ridgewalk import data
 from ridgewalk.run import feed
+from ridgewalk.run.finite import blame
 from ridgewalk.run.rows import Rows, order_at, rows_of_steps
 
 ARRAYS = {name: np.asarray(array) for name, array in REGRESSION.target.data.items()}
@@ -204,3 +205,11 @@ def test_nan_in_a_batch_of_an_iterable_is_blamed():
     parts[0]["y"][5] = np.nan
     with pytest.raises(ValueError, match="data: some of the first examples"):
         run(rw.sgld(), target=target, batch_size=None)
+
+
+def test_a_batch_that_was_not_read_yet_is_not_blamed():
+    parts = [{name: array[i : i + 40].copy() for name, array in ARRAYS.items()} for i in range(0, 400, 40)]
+    parts[6]["y"][5] = np.inf
+    batches, keys = rw.Batches(parts, 400), jax.random.split(jax.random.key(0), 1)
+    assert blame(batches, Rows("stream", 400, 40), keys, 0, 5) == ""
+    assert blame(batches, Rows("stream", 400, 40), keys, 0, 6) == "data['y'] in row 5 of batch 6"

@@ -130,3 +130,13 @@ def test_parallel_chains_run_on_their_own_devices():
     code = [sys.executable, "-c", PARALLEL, str(Path(__file__).parents[2])]
     done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[0, 1]"
+
+
+def test_a_last_step_that_leaves_the_finite_numbers_is_a_divergence():
+    """In float32 10³⁰ − 10¹⁰ · 10³⁰ is −∞, potential and gradient at 10³⁰ being finite."""
+    target = rw.Density(lambda theta: -jnp.sum(jnp.abs(theta)) * jnp.where(jnp.abs(theta[0]) > 1, 1e30, 1.0))
+    options = {"start": jnp.array([[0.5], [2.0]], jnp.float32), "start_per_chain": True, "chains": 2}
+    result = run(target=target, batch_size=None, steps=1, step_size=1e10, **options)
+    assert [status.outcome for status in result.status] == ["finished", "diverged"]
+    assert result.status[1].steps == 0
+    assert result.status[1].cause == "the position became NaN or infinite"

@@ -148,7 +148,11 @@ def gather(result: Draws) -> Evidence:
         if any(np.any(mask != masks[0]) for mask in masks):
             notes.append("each chain is pruned on its own, so R-hat compares posteriors of different weights")
         most = max(20, min(GRADIENTS, NUMBERS // d))
-        configurational = configurational_series(result, most, _examples(result))
+        series = configurational_series(result, most, _examples(result))
+        if series.size:
+            configurational = series
+        else:
+            notes.append("fewer draws than chains that take turns in them, so the temperature was not looked at")
     sound = result.draws > 0 and all(is_finite(state) for state in living_states(result))
     curvature = stiffness(result) if sound else None
     kinetic = living_info(result, "temperature") if has_momentum(result) and result.draws >= FEWEST_DRAWS else None

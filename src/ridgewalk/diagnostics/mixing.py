@@ -10,8 +10,8 @@ from ridgewalk.diagnostics.turns import separated
 
 
 def ess(values: np.ndarray, method: str = "bulk") -> float:
-    """ArviZ's effective sample size of (chain, draw); NaN where draws are too few, constant or not finite."""
-    if not np.all(np.isfinite(values)) or np.all(values == values.flat[0]):
+    """ArviZ's effective sample size of (chain, draw); NaN where draws are none, too few, constant or not finite."""
+    if values.size == 0 or not np.all(np.isfinite(values)) or np.all(values == values.flat[0]):
         return float("nan")
     with quiet():
         return float(arviz().ess(values, method=method))
@@ -41,7 +41,9 @@ def classical_r_hat(means: np.ndarray, variances: np.ndarray, draws: int, kept: 
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Monte Carlo standard error of the mean of (chain, draw)."""
+    """Monte Carlo standard error of the mean of (chain, draw); NaN where there are no draws."""
+    if values.size == 0:
+        return float("nan")
     return float(values.std() / np.sqrt(ess(values, "mean")))
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 
 from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat
+from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat, standard_error
 from ridgewalk.diagnostics.select import Coordinates, coordinates, dimension, kept_by_chains, load_leaf, weights
 from ridgewalk.diagnostics.turns import separated
 from ridgewalk.layout import leaf_names
@@ -78,7 +78,7 @@ def _row(result: Draws, values: np.ndarray, kept: np.ndarray) -> list[float]:
     error = sd / np.sqrt(even * ess(apart, "mean"))
     # By the delta method sd's error is that of the centred squares over 2 sd.
     squares = (apart - centre) ** 2
-    sd_error = squares.std() / np.sqrt(even * ess(squares, "mean")) / (2 * sd) if sd > 0 else float("nan")
+    sd_error = standard_error(squares) / np.sqrt(even) / (2 * sd) if sd > 0 else float("nan")
     accuracy = [error, sd_error, ess(apart), ess(apart, "tail"), r_hat(moving)]
     return [float(mean), float(np.sqrt(variance)), *accuracy]
 

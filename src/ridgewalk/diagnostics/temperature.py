@@ -28,8 +28,8 @@ class Measured(NamedTuple):
 
 
 def measured(values: np.ndarray) -> Measured:
-    """The mean of (chain, draw) with its Monte Carlo error."""
-    return Measured(float(values.mean()), standard_error(values))
+    """The mean of (chain, draw) with its Monte Carlo error; NaN where there are no draws."""
+    return Measured(float(values.mean()) if values.size else float("nan"), standard_error(values))
 
 
 def configurational_series(result: Draws, max_draws: int, examples: int | None) -> np.ndarray:

@@ -12,7 +12,7 @@ from ridgewalk.data import Batches, Streamed, on_host
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.layout import leaf_names
-from ridgewalk.run.finite import FIX, has_bad_rows
+from ridgewalk.run.finite import FIX, check_finite, has_bad_rows
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Density, Posterior, Target
 from ridgewalk.types import PyTree
@@ -136,8 +136,8 @@ def _check_batches(batches: Batches, batch_size: int | None) -> Rows:
     return Rows("stream", batches.size, count)
 
 
-def check_functions(target: Target, position: PyTree, rows: Rows) -> float:
-    """Functions of the right shape, and a finite potential to start from, which is returned."""
+def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dict[str, np.ndarray]) -> float:
+    """Functions of the right shape, finite in rows `suspected`, and the potential to start from, which is finite."""
     if isinstance(target, Density):
         _scalar("log_density", target.log_density, position)
         value = float(jax.jit(Density.potential)(target, position))
@@ -153,6 +153,7 @@ def check_functions(target: Target, position: PyTree, rows: Rows) -> float:
                 f"log_likelihood: for a batch of {count} examples it returned shape {shape}; return one value per "
                 f"example, shape ({count},), without summing or averaging over the batch"
             )
+        check_finite(target, position, suspected)
         value = float(jax.jit(Posterior.potential)(target, position, target.sketch()))
     if not math.isfinite(value):
         if not isinstance(target, Density) and has_bad_rows(target.sketch()):

@@ -100,6 +100,13 @@ class Group:
         """Whether any chain of the group goes on."""
         return bool(np.any(np.asarray(self.carry.health.step) < 0))
 
+    @property
+    def finite(self) -> np.ndarray:
+        """Which chains are at a position that is finite."""
+        leaves = jax.tree.leaves(self.carry.states.position)
+        each = [jnp.all(jnp.isfinite(leaf.reshape(self.chains, -1)), axis=1) for leaf in leaves]
+        return np.all([np.asarray(leaf) for leaf in each], axis=0)
+
     def begin(self, step: int, stop: int) -> None:
         """Make the data ready for the steps from `step` on, the first `stop − step` of them at once."""
         if self.feed is None:

@@ -32,9 +32,13 @@ CAUSES = (
     "the potential became infinite",
     "the potential exploded",
     "the gradient became NaN or infinite",
+    "the position became NaN or infinite",
 )
 EXPLODED = 3
-"""The cause that finite data can have only."""
+"""A cause that only finite data can have: NaN or infinity in them makes the potential NaN or infinite instead."""
+
+ENDED_OUTSIDE = 5
+"""The cause where potential and gradient of the last step were finite and the position it led to is not."""
 
 
 def healthy(potentials: Scalar, dimension: int, temperature: float) -> Health:

@@ -16,7 +16,7 @@ from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.run import checks
 from ridgewalk.run.archive import Archive
-from ridgewalk.run.finite import check_finite
+from ridgewalk.run.finite import suspects
 from ridgewalk.run.groups import ChainMethod, Group, Stream, split_chains
 from ridgewalk.run.health import ChainStatus
 from ridgewalk.run.loop import Chunk, block_length
@@ -99,7 +99,7 @@ def sample(
     estimator = as_estimator(target)
     data = estimator.target.data if isinstance(estimator.target, Posterior) else None
     rows = checks.check_data(estimator.target, batch_size, replacement)
-    check_finite(data)
+    suspected = suspects(data)
     if isinstance(data, Batches) and len(parts) > 1:
         raise ValueError(
             f"chain_method: {chain_method!r} with Batches would read the iterable once per chain; use 'vectorized'"
@@ -110,7 +110,7 @@ def sample(
     sampler.preconditioner.specialise(flat.shape[0], unravel)
     inside, stream = _inside(estimator)
     potentials = [
-        checks.check_functions(inside.target, jax.tree.map(lambda x, c=chain: x[c], starts), rows)
+        checks.check_functions(inside.target, jax.tree.map(lambda x, c=chain: x[c], starts), rows, suspected)
         for chain in range(chains if start_per_chain else 1)
     ]
     first_potentials = jnp.broadcast_to(jnp.asarray(potentials, flat.dtype), (chains,))

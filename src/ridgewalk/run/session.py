@@ -10,7 +10,7 @@ import numpy as np
 from ridgewalk.run.archive import Archive
 from ridgewalk.run.finite import FIX
 from ridgewalk.run.groups import Group
-from ridgewalk.run.health import CAUSES, EXPLODED, ChainStatus, DivergenceError, hint, stability_limit
+from ridgewalk.run.health import CAUSES, ENDED_OUTSIDE, EXPLODED, ChainStatus, DivergenceError, hint, stability_limit
 from ridgewalk.run.loop import Span
 from ridgewalk.run.pace import LONGEST_CHUNK, Pace
 from ridgewalk.run.plan import Plan
@@ -103,9 +103,9 @@ class Session:
         return jax.tree.map(blank, draws)
 
     def _diverged(self, chain: int, step: int, cause: int, start: PyTree) -> ChainStatus:
-        """Why a chain diverged: bad data, which those in memory cannot be, or steps too large."""
+        """Why a chain diverged: bad data (those in memory were tried before the run), or steps too large."""
         group, place = [(group, i) for group in self.groups for i in range(group.chains)][chain]
-        found = "" if cause == EXPLODED else group.culprit(place, step)
+        found = "" if cause in (EXPLODED, ENDED_OUTSIDE) else group.culprit(place, step)
         if found:
             return ChainStatus("diverged", step, f"{CAUSES[cause]}: NaN or infinity in the data, {found}", FIX)
         limit = stability_limit(group.sampler, group.estimator, start)
@@ -116,12 +116,19 @@ class Session:
         """The step in which each chain diverged, −1 for those that did not."""
         return np.concatenate([np.asarray(group.carry.health.step) for group in self.groups])
 
+    @property
+    def _outside(self) -> np.ndarray:
+        """Which chains are, after the last step made, where a position is not finite; no step has shown it yet."""
+        return np.concatenate([~group.finite for group in self.groups]) & (self.bad_steps < 0)
+
     def status(self, starts: PyTree) -> tuple[ChainStatus, ...]:
         """How every chain ended; an error where none is left."""
         causes = np.concatenate([np.asarray(group.carry.health.cause) for group in self.groups])
         ended: Literal["finished", "interrupted"] = "finished" if self.step == self.plan.steps else "interrupted"
         result = []
-        for chain, (bad, cause) in enumerate(zip(self.bad_steps, causes, strict=True)):
+        outside = self._outside
+        bad_steps, causes = np.where(outside, self.step - 1, self.bad_steps), np.where(outside, ENDED_OUTSIDE, causes)
+        for chain, (bad, cause) in enumerate(zip(bad_steps, causes, strict=True)):
             if bad < 0:
                 result.append(ChainStatus(ended, self.step))
                 continue

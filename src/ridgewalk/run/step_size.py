@@ -18,7 +18,7 @@ from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.base import Settling
 from ridgewalk.run import checks
-from ridgewalk.run.finite import check_finite
+from ridgewalk.run.finite import suspects
 from ridgewalk.run.health import stability_limit
 from ridgewalk.run.local_law import Judge, LocalModel, Prediction, predict, stationary_law
 from ridgewalk.run.pilots import DRAWS, Halving, Pilots
@@ -126,15 +126,16 @@ def find_step_size(
         raise ValueError(f"judge: {judge!r} is unknown; use one of {', '.join(map(repr, get_args(Judge)))}")
     estimator = as_estimator(target)
     rows = checks.check_data(estimator.target, batch_size, True)
-    check_finite(None if isinstance(estimator.target, Density) else estimator.target.data)
+    suspected = suspects(None if isinstance(estimator.target, Density) else estimator.target.data)
     position = checks.check_position(position)
     seen = _seen(estimator)
-    checks.check_functions(seen.target, position, rows)
+    checks.check_functions(seen.target, position, rows, suspected)
     first = stability_limit(sampler, seen, position)
     if not math.isfinite(first):
+        data = f", and second derivatives where {' and '.join(suspected)} hold NaN or infinity" if suspected else ""
         raise ValueError(
             "target: its curvature at the position is zero, NaN or infinite, so no step size can be told; start "
-            "elsewhere, or check log_density (log_prior, log_likelihood) for kinks and overflow"
+            f"elsewhere, or check log_density (log_prior, log_likelihood) for kinks and overflow{data}"
         )
     pilot = Pilots(key, sampler, estimator, seen, batch_size, position)
     length = int(np.clip(steps // 20 // DRAWS, 8, 32)) * DRAWS  # whole draws, so that all rounds compile once
