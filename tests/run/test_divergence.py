@@ -13,6 +13,7 @@ from tests.harness import complaints
 from tests.run.problems import REGRESSION, run
 
 import ridgewalk as rw
+from ridgewalk.run import stores
 
 
 def walled(theta):
@@ -43,15 +44,16 @@ def test_three_chains_finish_and_the_fourth_is_reported(method):
     np.testing.assert_allclose(rw.posterior_variance(result), variance, rtol=0.1)
 
 
-def test_draws_before_the_divergence_stay():
+def test_draws_before_the_divergence_stay(tmp_path, monkeypatch):
     def log_density(theta):
         """One mode at 0; another at 130, on the way to which the density breaks off at 110."""
         centre = jnp.where(theta > 50, 130.0, 0.0)
         return jnp.sum(jnp.where(theta > 110, jnp.nan, -0.5 * (theta - centre) ** 2))
 
     starts = jnp.array([[0.0], [100.0]])
-    result = run(target=rw.Density(log_density), start=starts, start_per_chain=True, chains=2, batch_size=None,
-                 steps=200, step_size=0.05, seed=4)  # fmt: skip
+    options = {"target": rw.Density(log_density), "start": starts, "start_per_chain": True, "chains": 2, "steps": 40}
+    options |= {"batch_size": None, "step_size": 0.05, "seed": 4}
+    result = run(**options)
     dead = [i for i, status in enumerate(result.status) if not status.alive]
     assert dead == [1]
     last = result.status[1].steps
@@ -60,6 +62,13 @@ def test_draws_before_the_divergence_stay():
     assert np.isfinite(result.positions[1, : last - 1]).all()
     assert np.isnan(result.positions[1, last - 1 :]).all()
     assert np.isfinite(result.positions[0]).all()
+
+    # Where a chunk ends between the last position and the step that shows it to be bad, the draws are the same.
+    monkeypatch.setattr(stores, "CHUNK_BYTES", 16)  # on disk, pieces of two draws: it waits in memory or is written
+    for more in ({}, {"store": tmp_path / "one"}, {"store": tmp_path / "other", "burn_in": 1}):
+        cut = run(**options, every=last, **more)
+        np.testing.assert_array_equal(cut.positions[:], result.positions[:, more.get("burn_in", 0) :])
+        assert np.isnan(cut.info.potential[1, last - 1 - more.get("burn_in", 0) :]).all()
 
 
 @jax.custom_jvp
@@ -140,3 +149,4 @@ def test_a_last_step_that_leaves_the_finite_numbers_is_a_divergence():
     assert [status.outcome for status in result.status] == ["finished", "diverged"]
     assert result.status[1].steps == 0
     assert result.status[1].cause == "the position became NaN or infinite"
+    assert np.isnan(result.positions[1]).all()

@@ -131,6 +131,13 @@ class Archive:
         else:
             self._disk.submit(self._guarded, self.draws.write, first, draws)
 
+    def blank(self, chain: int, draw: int) -> None:
+        """NaN for a draw taken before."""
+        if isinstance(self.draws, MemoryStore):
+            self.draws.blank(chain, draw)
+        else:
+            self._disk.submit(self._guarded, self.draws.blank, chain, draw)
+
     def due(self, step: int) -> bool:
         """Whether it is time for a checkpoint after `step` steps."""
         if self.folder is None:

@@ -60,6 +60,7 @@ class Session:
                     break
                 if self.archive.due(self.step):
                     self.archive.save(self.step, self._saved())
+            self._blank_last()
             if self.step and (self.bad_steps < 0).any():
                 self.archive.save(self.step, self._saved())
             self.archive.finish()
@@ -101,6 +102,13 @@ class Session:
             return leaf
 
         return jax.tree.map(blank, draws)
+
+    def _blank_last(self) -> None:
+        """NaN for draws that led to a divergence in the step after them: they may have been taken a chunk before."""
+        for chain, bad in enumerate(np.where(self._outside, self.step, self.bad_steps)):
+            count = self.plan.draws_by(int(bad)) if bad >= 0 else 0
+            if count and self.plan.burn_in + self.plan.thin * count == bad:
+                self.archive.blank(chain, count - 1)
 
     def _diverged(self, chain: int, step: int, cause: int, start: PyTree) -> ChainStatus:
         """Why a chain diverged: bad data (those in memory were tried before the run), or steps too large."""

@@ -30,6 +30,9 @@ class Store(Protocol):
     def write(self, first: int, draws: PyTree) -> None:
         """Draws from number `first` on; leaves have leading axes (chain, draw)."""
 
+    def blank(self, chain: int, draw: int) -> None:
+        """NaN, where there are floats, for a draw written before."""
+
     def flush(self) -> None:
         """Force what was written to where it stays."""
 
@@ -50,6 +53,12 @@ class MemoryStore:
             room[:, first : first + values.shape[1]] = values
 
         jax.tree.map(put, self._arrays, draws)
+
+    def blank(self, chain: int, draw: int) -> None:
+        """NaN for a draw."""
+        for room in jax.tree.leaves(self._arrays):
+            if np.issubdtype(room.dtype, np.floating):
+                room[chain, draw] = np.nan
 
     def flush(self) -> None:
         """Nothing waits."""
@@ -97,6 +106,16 @@ class Column:
             if self.stop - self.start == self.piece:
                 self.write_piece()
                 self.start = self.stop
+
+    def blank(self, chain: int, draw: int) -> None:
+        """NaN for a draw, in the piece that waits or on disk."""
+        if not np.issubdtype(self.array.dtype, np.floating):
+            return
+        if draw >= self.start:
+            self.room[chain, draw - self.start] = np.nan
+        else:
+            self.array[chain, draw] = np.nan
+            self.unsynced.add(draw // self.piece)
 
     def write_piece(self) -> None:
         """Write the piece as far as it goes; zarr renames it into place."""
@@ -173,6 +192,11 @@ class ZarrStore:
         leaves = [leaf for room in self.like for leaf in jax.tree.leaves(draws[room])]
         for column, values in zip(self.columns, leaves, strict=True):
             column.write(first, values)
+
+    def blank(self, chain: int, draw: int) -> None:
+        """NaN for a draw; the next flush forces it to the disk."""
+        for column in self.columns:
+            column.blank(chain, draw)
 
     def flush(self) -> None:
         """Write also what does not fill a piece, and force everything to the disk."""
