@@ -6,11 +6,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
+from ridgewalk.studies.darcy_methods import ADAM, OURS, PRINTED, PSGLD, RANK, SGLD
 
-LOOKS = ("tab:orange", "tab:brown", "0.7", "0.5", "tab:cyan", "tab:blue", "tab:green")
-HATCHES = ("", "//", "..", "xx", "", "", "\\\\")
+LOOKS = {
+    SGLD: ("tab:orange", ""),
+    PSGLD: ("tab:brown", "//"),
+    PRINTED.format(1): ("0.75", ".."),
+    PRINTED.format(2): ("0.6", "xx"),
+    OURS.format(RANK): ("tab:blue", ""),
+    ADAM: ("tab:green", "\\\\"),
+}
+"""Colour and hatching of every method."""
 
 
 def draw_error_bars(
@@ -30,8 +39,8 @@ def draw_error_bars(
             wide,
             yerr=[error for _, error in values],
             label=name,
-            color=LOOKS[number % len(LOOKS)],
-            hatch=HATCHES[number % len(HATCHES)],
+            color=LOOKS[name][0],
+            hatch=LOOKS[name][1],
             edgecolor="white",
             error_kw={"elinewidth": 1},
         )
@@ -40,6 +49,8 @@ def draw_error_bars(
             best = min(paper[sparsity].values())
             axes.plot([index - 0.45, index + 0.45], [best, best], "k--", lw=1.2, label="" if index else "paper's best")
     axes.set_yscale("log")
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(range(len(sparsities)), ["no pruning" if s == 0 else f"{100 * s:.0f} % pruned" for s in sparsities])
     axes.set_ylabel("mean relative error on test samples (%)")
     axes.legend(fontsize=8, ncols=2)
@@ -70,4 +81,6 @@ def _show(figure: Figure, axes: Axes, values: Array, title: str, colours: str, n
     axes.set_title(title, fontsize=10)
     axes.set_xticks([0, 1])
     axes.set_yticks([0, 1])
-    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04)
+    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04)
+    bar.formatter.set_powerlimits((-2, 3))  # type: ignore[attr-defined]
+    bar.update_ticks()
