@@ -61,7 +61,14 @@ def commands_of(block: Block) -> list[str]:
 
 COMMANDS = [command for blocks in BLOCKS.values() for block in blocks for command in commands_of(block)]
 
-SLOW = {"docs/choosing.md", "docs/diagnosing.md", "docs/models.md", "docs/sparse.md", "docs/surrogates.md"}
+SLOW = {
+    "docs/choosing.md",
+    "docs/diagnosing.md",
+    "docs/models.md",
+    "docs/resuming.md",
+    "docs/sparse.md",
+    "docs/surrogates.md",
+}
 """Pages whose blocks compile for longer than the default suite can spare; README runs the like of them."""
 
 SESSIONS = [

@@ -85,7 +85,11 @@ def test_control_variates_allow_larger_steps(sampler, grid):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "grid"), [("sgld", (0.0006, 0.00125, 0.0018, 0.0025, 0.0027)), ("hasgld_sa", (0.025, 0.1, 0.4))]
+    ("sampler", "grid"),
+    [
+        pytest.param("sgld", (0.0006, 0.00125, 0.0018, 0.0025, 0.0027), marks=pytest.mark.slow),
+        ("hasgld_sa", (0.025, 0.1, 0.4)),
+    ],
 )
 def test_paper_gaussian_quickly(sampler, grid):
     """As the slow test, with fewer steps of the grid's runs for the sampler that mixes fast."""

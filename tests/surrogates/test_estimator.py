@@ -251,6 +251,7 @@ def test_a_fit_that_stops_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
         np.testing.assert_array_equal(tiny(**settings).fit(x, y).predict(x), whole)
 
 
+@pytest.mark.slow
 def test_few_examples_are_not_drowned_by_many_weights():
     """4,418 weights and 160 targets: at the full temperature the chains forget what the optimiser learnt (R² = 0)."""
     rng = np.random.default_rng(0)

@@ -81,6 +81,6 @@ def _show(figure: Figure, axes: Axes, values: Array, title: str, colours: str, n
     axes.set_title(title, fontsize=10)
     axes.set_xticks([0, 1])
     axes.set_yticks([0, 1])
-    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8)
     bar.formatter.set_powerlimits((-2, 3))  # type: ignore[attr-defined]
     bar.update_ticks()
