@@ -118,11 +118,11 @@ class _Event(NamedTuple):
         return flat, mask, self.dynamics.restrict(moved, mask), operator
 
 
-def _check_parts(sampler: Sampler, preconditioner: Preconditioner, operator: Any) -> None:
-    if preconditioner.correction(operator) is not None and not sampler.dynamics.takes_correction:
+def _check_correction(dynamics: Dynamics, preconditioner: Preconditioner, operator: Any) -> None:
+    if preconditioner.correction(operator) is not None and not dynamics.takes_correction:
         raise ValueError(
             f"preconditioner: {type(preconditioner).__name__} depends on the position and needs the correction Γ, "
-            f"which {type(sampler.dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles"
+            f"which {type(dynamics).__name__} dynamics cannot use; take Langevin dynamics, or a G that settles"
         )
 
 
@@ -209,7 +209,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             return form.ravel(jax.grad(now.target.potential)(unravel(vector), sketch))
 
         operator = preconditioner.init(flat, gradient_at)
-        _check_parts(sampler, preconditioner, operator)
+        _check_correction(dynamics, preconditioner, operator)
         if pruning is not None:
             preconditioner.specialise(pruning.last_kept(form), unravel)
         return State(

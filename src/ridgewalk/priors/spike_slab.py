@@ -169,9 +169,8 @@ class SpikeAndSlab(AdaptivePrior):
         size: Scalar | int = _size(position)
         if kept is not None:
             found = jnp.maximum(total(kept, lambda one: one != 0), 1).astype(jnp.int32)
-            number_kept = jnp.where(
-                begun, found, state.kept
-            )  # what is pruned before learning begins counts when it does
+            # What is pruned before learning begins counts when it does.
+            number_kept = jnp.where(begun, found, state.kept)
             rate = jnp.where(number_kept < state.kept, jnp.ones_like(omega), omega)
             size = found.astype(dtype)
         averages = state._replace(
