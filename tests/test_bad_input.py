@@ -140,6 +140,7 @@ CASES = {
     "curvature_every": (lambda: rw.hasgld_sa(curvature_every=0), ["curvature_every", "0"]),
     "first_curvature": (lambda: rw.hasgld_sa(first_curvature=0.0), ["first_curvature", "0.0"]),
     "growth": (lambda: rw.Dense(growth=1.0), ["growth", "1.0"]),
+    "base growth": (lambda: rw.Limited(base_growth=0.5), ["base_growth", "0.5"]),
     "snapshots": (lambda: rw.hasgld_sa(form="limited", snapshots=0), ["snapshots", "0"]),
     "rank": (lambda: rw.hasgld_sa(rank=0), ["rank", "0"]),
     "temperature": (lambda: rw.sgld(temperature=-1.0), ["temperature", "-1.0"]),

@@ -169,3 +169,17 @@ def test_damping_is_reported():
     assert 0 < float(info.damping) < 1
     assert float(info.damping) == pytest.approx((1 - R) / (1 - -2.0))
     assert np.linalg.eigvalsh(rw.preconditioner_matrix(state))[0] > 0
+
+
+@pytest.mark.parametrize("bound", [None, 5.0])
+def test_the_limited_base_grows_no_more_than_it_may(bound):
+    """Cold, and started in the valley, a chain sees the curvature along it only, here 1/731 of the largest."""
+    curvatures, axes = np.linalg.eigh(np.linalg.inv(GAUSSIAN.covariance))
+    form = rw.Limited(memory=1, first_curvature=curvatures[-1], base_growth=bound)
+    kernel = rw.build_kernel(rw.Sampler(rw.Langevin(0.0), form), GAUSSIAN.target)
+    state, step, bases = kernel.init(GAUSSIAN.mean + axes[:, 0]), jax.jit(kernel.step), []
+    for key in jax.random.split(jax.random.key(5), 40):
+        bases.append(float(state.preconditioner.identity) * curvatures[-1])
+        state = step(key, state, None, 0.5)[0]
+    assert bases[0] == pytest.approx(1)
+    assert max(bases) == pytest.approx(bound or curvatures[-1] / curvatures[0], rel=1e-6)

@@ -39,12 +39,13 @@ class LimitedOperator(NamedTuple):
     """G = c I + Pᵀ Q P and S = √c I + Pᵀ X P, with the pairs of all remembered windows as the rows of P.
 
     Row 2 (M snapshot + pair) of P is s, the row after it y. `window` collects the next M pairs in the same order, and
-    `scale` is their γ.
+    `scale` is their γ, which never falls below `least`.
     """
 
     vectors: jax.Array
     window: jax.Array
     scale: Scalar
+    least: Scalar
     snapshots: Snapshots
     identity: Scalar
     core: jax.Array
@@ -78,6 +79,8 @@ class Limited(Settling):
     pairs does not).
     Damping promises curvatures of at least r γ, and eigenvalues of a window are held below the 1 / (r γ) that follows:
     pairs that contradict each other, on a target that is not Gaussian, can otherwise multiply to anything.
+    Steps that follow valleys see only the curvature along them, and γ takes it for that of every direction: with
+    momentum give `base_growth`, a number of times that γ⁻¹ may exceed its first value 1/λ_max (networks: 5).
     Memory is 2 M (snapshots + 1) vectors.
     """
 
@@ -88,11 +91,17 @@ class Limited(Settling):
     snapshots: int = 2
     curvature_floor: float = 1e-8
     first_curvature: float | None = None
+    base_growth: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_pairs(self.memory, self.damping, self.curvature_every)
         check_first_curvature(self.first_curvature)
+        if self.base_growth is not None and not self.base_growth >= 1:
+            raise ValueError(
+                f"base_growth: {self.base_growth} is below 1, so that G could not start at I / λ_max; try 5, or leave "
+                "it out for no bound"
+            )
         if self.snapshots < 1:
             raise ValueError(f"snapshots: {self.snapshots} windows is not at least 1; the default is 2")
 
@@ -114,7 +123,9 @@ class Limited(Settling):
             due=jnp.zeros((), dtype),
         )
         vectors, window = jnp.zeros((rows, d), dtype), jnp.zeros((size, d), dtype)
-        return LimitedOperator(vectors, window, curvature, snapshots, 1 / curvature, square, square)
+        floor = jnp.full((), self.curvature_floor, dtype)
+        least = floor if self.base_growth is None else jnp.maximum(curvature / self.base_growth, floor)
+        return LimitedOperator(vectors, window, curvature, least, snapshots, 1 / curvature, square, square)
 
     @property
     def interval(self) -> int:
@@ -129,7 +140,7 @@ class Limited(Settling):
         pairs = transition.step // self.curvature_every
         row = 2 * ((pairs - 1) % self.memory)
         fresh = jnp.where(good, jnp.stack([s, y]), 0)
-        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, self.curvature_floor, old.scale), old.scale)
+        scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, old.least, old.scale), old.scale)
         now = old._replace(window=jax.lax.dynamic_update_slice_in_dim(old.window, fresh, row, 0), scale=scale)
         after = every(self.memory, pairs, self._consider, now, pairs // self.memory)
         return after, Lesson(powell(scale * ss, sy, self.damping), ~good)
@@ -159,14 +170,15 @@ class Limited(Settling):
             oldest=(old.oldest + 1) % self.snapshots,
             due=due,
         )
-        return self._mean(vectors, now.window, now.scale, snapshots)
+        return self._mean(now._replace(vectors=vectors, snapshots=snapshots))
 
-    def _mean(self, vectors: jax.Array, window: jax.Array, scale: Scalar, snapshots: Snapshots) -> LimitedOperator:
+    def _mean(self, now: LimitedOperator) -> LimitedOperator:
         """G as the mean of the snapshots."""
+        snapshots = now.snapshots
         identity = jnp.mean(1 / snapshots.scales)
         total = jnp.mean(snapshots.cores, axis=0)
         root = jnp.sqrt(identity) * mixed_root(snapshots.gram, total / identity, 1.0, jnp.inf)
-        return LimitedOperator(vectors, window, scale, snapshots, identity, total, root)
+        return now._replace(identity=identity, core=total, root=root)
 
     def restrict(
         self, operator: LimitedOperator, mask: Vector, position: Vector, gradient_at: GradientAt
@@ -178,4 +190,5 @@ class Limited(Settling):
             restrict_core(core, 1 / scale, old.gram - gram) for core, scale in zip(old.cores, old.scales, strict=True)
         ]
         snapshots = old._replace(gram=gram, cores=jnp.stack(cores))
-        return self._mean(vectors, jnp.zeros_like(operator.window), operator.scale, snapshots)
+        window = jnp.zeros_like(operator.window)
+        return self._mean(operator._replace(vectors=vectors, window=window, snapshots=snapshots))

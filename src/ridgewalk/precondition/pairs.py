@@ -39,7 +39,9 @@ STEEPEST_FALL = 10.0
 """By how much γ may fall from one pair to the next."""
 
 
-def base_curvature(ss: Scalar, sy: Scalar, yy: Scalar, r: Scalar | float, floor: float, previous: Scalar) -> Scalar:
+def base_curvature(
+    ss: Scalar, sy: Scalar, yy: Scalar, r: Scalar | float, floor: Scalar | float, previous: Scalar
+) -> Scalar:
     """γ = max(yᵀy / sᵀy, δ) (paper, below eq. 5, with y for ȳ), kept from extremes.
 
     The cosine of s and y counts as at least r: a pair almost at right angles would make G vanish, and a chain that

@@ -9,14 +9,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
-from ridgewalk.studies.darcy_methods import ADAM, OURS, PRINTED, PSGLD, RANK, SGLD
+from ridgewalk.studies.darcy_methods import ADAM, BEST, DIAGONAL, OURS, PRINTED, PSGLD, SGLD
 
 LOOKS = {
     SGLD: ("tab:orange", ""),
     PSGLD: ("tab:brown", "//"),
     PRINTED.format(1): ("0.75", ".."),
     PRINTED.format(2): ("0.6", "xx"),
-    OURS.format(RANK): ("tab:blue", ""),
+    DIAGONAL: ("tab:purple", "++"),
+    OURS.format(1): ("lightskyblue", ""),
+    BEST: ("tab:blue", ""),
     ADAM: ("tab:green", "\\\\"),
 }
 """Colour and hatching of every method."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from ridgewalk.studies.darcy_data import FlowData, flow_data
-from ridgewalk.studies.darcy_methods import OURS, RANK
+from ridgewalk.studies.darcy_methods import BEST
 from ridgewalk.studies.darcy_plots import draw_error_bars, draw_fields
 from ridgewalk.studies.darcy_posterior import task_of
 from ridgewalk.studies.darcy_report import (
@@ -84,4 +84,4 @@ def _fields(settings: Settings, runs: list[Mapping[str, object]], folder: Path) 
         f"The test sample farthest from the training mean, {in_words(settings.tuning_sparsity)}: true and predicted "
         "velocity along x, the error, and the posterior standard deviation (not recalibrated)."
     )
-    return (Picture("fields.png", caption, f"Fields of {' and '.join(SHOWN)}; {OURS.format(RANK)} is below."),)
+    return (Picture("fields.png", caption, f"Fields of {' and '.join(SHOWN)}; {BEST} is below."),)

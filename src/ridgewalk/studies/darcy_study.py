@@ -11,13 +11,13 @@ import numpy as np
 
 from ridgewalk.studies.darcy_chain import error_of, held_error, judge_draws, predictions, predictive_of, run_method
 from ridgewalk.studies.darcy_data import Part, data_label, multiscale_error
-from ridgewalk.studies.darcy_methods import OURS, RANK, SGLD, shares_of, usual_share
+from ridgewalk.studies.darcy_methods import BEST, SGLD, shares_of, usual_share
 from ridgewalk.studies.darcy_posterior import Task, task_of, warm_start
 from ridgewalk.studies.darcy_settings import Settings
 from ridgewalk.studies.kept import Arrays, kept
 from ridgewalk.studies.study import Piece, Values
 
-SHOWN = (SGLD, OURS.format(RANK))
+SHOWN = (SGLD, BEST)
 """Methods whose predicted fields are drawn."""
 BASES = (1, 2, 4)
 """Basis functions an edge, of the multiscale solver."""
