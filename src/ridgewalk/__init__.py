@@ -21,6 +21,7 @@ from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel, precond
 from ridgewalk.precondition.base import Preconditioner
 from ridgewalk.precondition.dense import Dense
 from ridgewalk.precondition.fixed import fixed
+from ridgewalk.precondition.gradient_scale import gradient_scale
 from ridgewalk.precondition.identity import Identity
 from ridgewalk.precondition.lbfgs import LBFGS
 from ridgewalk.precondition.limited import Limited
@@ -100,6 +101,7 @@ __all__ = [
     "fixed",
     "gaussian_prior",
     "gradient_noise_share",
+    "gradient_scale",
     "hamcmc",
     "hasgld_sa",
     "kinetic_temperature",

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 
 from ridgewalk.kernel import Sampler
+from ridgewalk.precondition.gradient_scale import gradient_scale
 from ridgewalk.samplers import pruned
 from ridgewalk.studies.chains import run_chains
 from ridgewalk.studies.darcy_adam import refine
 from ridgewalk.studies.darcy_data import Part, mirrored_flux
-from ridgewalk.studies.darcy_methods import ADAM, SAMPLERS, SCALE_GRADIENTS, gradient_scale
+from ridgewalk.studies.darcy_methods import ADAM, SAMPLERS, SCALE_GRADIENTS
 from ridgewalk.studies.darcy_posterior import Task, warm_start
 from ridgewalk.studies.study import Values
 from ridgewalk.surrogates.calibration import coverage, width
@@ -63,7 +64,7 @@ def run_method(
     method, scale = SAMPLERS[name], None
     if method.wants_scale:
         key = jax.random.key(2_000 + seed)
-        scale = gradient_scale(key, task.target, task.log_prior, start, settings.batch_size, SCALE_GRADIENTS)
+        scale = gradient_scale(key, task.target, start, batch_size=settings.batch_size, batches=SCALE_GRADIENTS)
     plain = method.build(settings.temperature, scale)
     steps = method.steps(gradients)
     burn_in = int(KEPT_FROM * steps)

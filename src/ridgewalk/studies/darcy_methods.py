@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.identity import Identity
@@ -14,7 +11,7 @@ from ridgewalk.precondition.rescaled import rescaled
 from ridgewalk.run.health import stability_limit
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree
+from ridgewalk.types import PyTree
 
 PAIR_EVERY = 10
 """Steps for each curvature pair of the limited form: one costs a gradient."""
@@ -107,32 +104,3 @@ def shares_of(name: str) -> tuple[float, ...]:
 def usual_share(name: str) -> float:
     """The one that the full studies chose."""
     return USUAL_RATE if name == ADAM else SAMPLERS[name].usual
-
-
-def gradient_scale(
-    key: Key,
-    target: Posterior,
-    log_prior: Callable[[PyTree], jax.Array],
-    position: PyTree,
-    batch_size: int,
-    batches: int,
-) -> PyTree:
-    """(n/N mean of g² over batches + prior's curvature)^(−1/4), g = ∇Ũ on batches of n: the root of RMSprop's diagonal.
-
-    At a mode the mean of g² is N/n times the curvature that the data give, as far as their scores tell it.
-    """
-
-    @jax.jit
-    def second_moment(key: Key) -> PyTree:
-        def add(total: PyTree, key: Key) -> tuple[PyTree, None]:
-            rows = jax.random.randint(key, (batch_size,), 0, target.size)
-            batch = jax.tree.map(lambda x: x[rows], target.data)
-            gradient = jax.grad(target.potential)(position, batch)
-            return jax.tree.map(lambda t, g: t + g**2 / batches, total, gradient), None
-
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, position), jax.random.split(key, batches))[0]
-
-    ones = jax.tree.map(jnp.ones_like, position)
-    floor = jax.jvp(jax.grad(lambda weights: -log_prior(weights)), (position,), (ones,))[1]
-    share = batch_size / target.size
-    return jax.tree.map(lambda v, least: (share * v + least) ** -0.25, second_moment(key), floor)

@@ -1,6 +1,5 @@
 """The posterior of a network's weights in a Darcy study, and where its chains start."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +32,6 @@ class Task(NamedTuple):
     data: FlowData
     scaled: Scaled
     model: Model
-    log_prior: Callable[[PyTree], jax.Array]
     target: Posterior
     noise: float
     """σ of the likelihood, in scaled units."""
@@ -53,7 +51,7 @@ def _task(settings: Settings, mirror: bool, _label: str) -> Task:
     noise = settings.relative_noise * float(np.sqrt(np.mean(data.train.fluxes**2))) / unit
     known = gaussian(model.apply, prior_scale=settings.prior_scale, noise=noise, noise_width=0.0)
     target = Posterior(known.log_prior, known.log_likelihood, (jnp.asarray(parts.x), jnp.asarray(parts.y)))
-    return Task(settings, mirror, data, parts, model, known.log_prior, target, noise)
+    return Task(settings, mirror, data, parts, model, target, noise)
 
 
 CHAIN_ONLY = (
