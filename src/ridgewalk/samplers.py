@@ -46,15 +46,17 @@ def psgld(
     decay: float = 0.99,
     regularizer: float = 1e-5,
     curvature_correction: bool = False,
+    first_curvature: float | None = None,
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
     """Preconditioned SGLD (Li et al. 2016): Langevin dynamics with the RMSprop diagonal.
 
     `regularizer` is λ, added to the root mean square of the gradient of the whole potential. Γ is left out as
-    in its paper, unless `curvature_correction` (d Hessian products a step) asks for it.
+    in its paper, unless `curvature_correction` (d Hessian products a step) asks for it. The second moment starts at
+    `first_curvature`, by default the largest curvature at the starting point.
     """
-    return Sampler(Langevin(temperature, noise), RMSProp(decay, regularizer, curvature_correction))
+    return Sampler(Langevin(temperature, noise), RMSProp(decay, regularizer, curvature_correction, first_curvature))
 
 
 def sgrld(metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:

@@ -10,7 +10,9 @@ from ridgewalk.darcy import Boundary, Pressure, solve
 from ridgewalk.pruning.plan import Pruning
 from ridgewalk.studies.darcy_adam import refine
 from ridgewalk.studies.darcy_data import flow_data, mirrored, multiscale_error, scaled
-from ridgewalk.studies.darcy_methods import ADAM, BEST, NAMES, SAMPLERS, SCALE_GRADIENTS, SGLD
+from ridgewalk.studies.darcy_look import SCALE_GRADIENTS, _steepest
+from ridgewalk.studies.darcy_methods import SAMPLERS
+from ridgewalk.studies.darcy_names import ADAM, BEST, NAMES, SGLD
 from ridgewalk.studies.darcy_report import coverage_table, error_table, verdict_table
 from ridgewalk.studies.darcy_settings import Settings
 from ridgewalk.studies.darcy_study import plan
@@ -71,6 +73,17 @@ def test_adam_refines_and_prunes():
     end = refine(jax.random.key(1), target, start, 0.05, steps=300, batch_size=16, pruning=pruning)["w"][0]
     np.testing.assert_array_equal(end == 0, [False, True, True, False])
     np.testing.assert_allclose(end[np.array([0, 3])], [2.0, -1.0], atol=0.02)
+
+
+def test_the_largest_curvature_is_the_hessians_in_both_units():
+    target = regression()
+    position = {"w": jnp.array([[2.0, 0.0, 0.0, -1.0]])}
+    scale = jnp.array([0.1, 1.0, 2.0, 0.5])
+    examples = jax.tree.map(lambda a: a[::2], target.data)
+    hessian = jax.hessian(lambda w: target.potential({"w": w[None]}, examples))(position["w"][0])
+    for given in (jnp.ones(4), scale):
+        wanted = np.linalg.eigvalsh(hessian * jnp.outer(given, given))[-1]
+        np.testing.assert_allclose(_steepest(target, position, given, stride=2), wanted, rtol=0.01)
 
 
 def test_methods_pay_for_their_own_gradients():

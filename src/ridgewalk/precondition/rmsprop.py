@@ -14,7 +14,7 @@ from ridgewalk.precondition.base import (
     Unravel,
     no_lesson,
 )
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
 from ridgewalk.settings import settings
 from ridgewalk.types import Vector
 
@@ -48,9 +48,9 @@ class RMSProp(Preconditioner):
     """G_k = diag(1 / (λ + √V_k)), V_k = α V_{k−1} + (1−α) g_k ⊙ g_k.
 
     G is computed from the gradient it multiplies, as in the paper, and by default without Γ, also as there.
-    Both bias the samples: a diagonal learnt from noisy gradients is for speed, not for exactness. V₀ is the largest
-    curvature at the start, which is what squared gradients come to along the steepest direction of a posterior; from
-    V₀ = 0 a chain that starts at a mode would leave it with G = 1/λ.
+    Both bias the samples: a diagonal learnt from noisy gradients is for speed, not for exactness. V₀ is
+    `first_curvature`, by default the largest at the start, which is what squared gradients come to along the steepest
+    direction of a posterior; from V₀ = 0 a chain that starts at a mode would leave it with G = 1/λ.
     With `curvature_correction`, Γ_i = ∂G_ii/∂θ_i = −G_ii² (1−α) g_i H_ii / √V_i, which costs d Hessian
     products a step: for small models and for measuring what leaving it out does.
     """
@@ -58,6 +58,7 @@ class RMSProp(Preconditioner):
     decay: float = 0.99
     regularizer: float = 1e-5
     curvature_correction: bool = False
+    first_curvature: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse decays and regularizers for which G is not defined."""
@@ -65,6 +66,7 @@ class RMSProp(Preconditioner):
             raise ValueError(f"decay: {self.decay} is not in [0, 1); 0.99 remembers about 100 gradients")
         if self.regularizer <= 0:
             raise ValueError(f"regularizer: {self.regularizer} is not positive, so G may be infinite; try 1e-5")
+        check_first_curvature(self.first_curvature)
 
     def specialise(self, dimension: int, unravel: Unravel) -> "RMSProp":
         """Itself."""
@@ -72,7 +74,7 @@ class RMSProp(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> RMSPropOperator:
         """V₀ = λ_max."""
-        second_moment = jnp.full_like(position, largest_curvature(gradient_at, position))
+        second_moment = jnp.full_like(position, first_scale(self.first_curvature, gradient_at, position))
         root = 1 / jnp.sqrt(self.regularizer + jnp.sqrt(second_moment))
         return RMSPropOperator(second_moment, root, jnp.zeros_like(position))
 

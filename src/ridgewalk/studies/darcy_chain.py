@@ -8,12 +8,13 @@ import jax
 import numpy as np
 
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.gradient_scale import gradient_scale
-from ridgewalk.samplers import pruned
+from ridgewalk.samplers import pruned, sgld
 from ridgewalk.studies.chains import run_chains
 from ridgewalk.studies.darcy_adam import refine
 from ridgewalk.studies.darcy_data import Part, mirrored_flux
-from ridgewalk.studies.darcy_methods import ADAM, SAMPLERS, SCALE_GRADIENTS
+from ridgewalk.studies.darcy_look import look
+from ridgewalk.studies.darcy_methods import SAMPLERS
+from ridgewalk.studies.darcy_names import ADAM
 from ridgewalk.studies.darcy_posterior import Task, warm_start
 from ridgewalk.studies.study import Values
 from ridgewalk.surrogates.calibration import coverage, width
@@ -49,7 +50,7 @@ def run_method(
     start, settings = warm_start(task, seed, folder), task.settings
     began = time.perf_counter()
     if name == ADAM:
-        pruning = pruning_of(SAMPLERS["SGLD"].build(1.0, None), sparsity, gradients).pruning
+        pruning = pruning_of(sgld(), sparsity, gradients).pruning
         end = refine(
             jax.random.key(1_000 + seed),
             task.target,
@@ -61,11 +62,8 @@ def run_method(
         )
         draws = jax.tree.map(lambda leaf: np.asarray(leaf)[None], end)
         return Ended(draws, time.perf_counter() - began, (0.0, 0.0))
-    method, scale = SAMPLERS[name], None
-    if method.wants_scale:
-        key = jax.random.key(2_000 + seed)
-        scale = gradient_scale(key, task.target, start, batch_size=settings.batch_size, batches=SCALE_GRADIENTS)
-    plain = method.build(settings.temperature, scale)
+    method, seen = SAMPLERS[name], look(task, seed, folder)
+    plain = method.build(settings.temperature, seen)
     steps = method.steps(gradients)
     burn_in = int(KEPT_FROM * steps)
     result = run_chains(
@@ -74,7 +72,7 @@ def run_method(
         start,
         seed=1_000 + seed,
         steps=steps,
-        step_size=share * method.unit(plain, task.target, start),
+        step_size=share * method.unit(seen),
         batch_size=settings.batch_size,
         burn_in=burn_in,
         thin=max(1, (steps - burn_in) // settings.draws),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
-from ridgewalk.studies.darcy_methods import ADAM, BEST, DIAGONAL, OURS, PRINTED, PSGLD, SGLD
+from ridgewalk.studies.darcy_names import ADAM, BEST, DIAGONAL, OURS, PRINTED, PSGLD, SGLD
 
 LOOKS = {
     SGLD: ("tab:orange", ""),

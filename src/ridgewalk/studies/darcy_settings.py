@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgewalk.studies.darcy_methods import NAMES
+from ridgewalk.studies.darcy_names import NAMES
 
 Kind = Literal["source", "permeability"]
 

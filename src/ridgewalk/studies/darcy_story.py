@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from ridgewalk.studies.darcy_data import FlowData, flow_data
-from ridgewalk.studies.darcy_methods import BEST
+from ridgewalk.studies.darcy_names import BEST
 from ridgewalk.studies.darcy_plots import draw_error_bars, draw_fields
 from ridgewalk.studies.darcy_posterior import task_of
 from ridgewalk.studies.darcy_report import (

@@ -11,7 +11,8 @@ import numpy as np
 
 from ridgewalk.studies.darcy_chain import error_of, held_error, judge_draws, predictions, predictive_of, run_method
 from ridgewalk.studies.darcy_data import Part, data_label, multiscale_error
-from ridgewalk.studies.darcy_methods import BEST, SGLD, shares_of, usual_share
+from ridgewalk.studies.darcy_methods import shares_of, usual_share
+from ridgewalk.studies.darcy_names import BEST, SGLD
 from ridgewalk.studies.darcy_posterior import Task, task_of, warm_start
 from ridgewalk.studies.darcy_settings import Settings
 from ridgewalk.studies.kept import Arrays, kept

@@ -1,6 +1,6 @@
 """The paper's fourth example: the permeability varies, the source is constant."""
 
-from ridgewalk.studies.darcy_methods import ADAM, BEST, PSGLD, SGLD
+from ridgewalk.studies.darcy_names import ADAM, BEST, PSGLD, SGLD
 from ridgewalk.studies.darcy_settings import Settings
 from ridgewalk.studies.darcy_story import assemble
 from ridgewalk.studies.darcy_study import plan

@@ -1,6 +1,6 @@
 """The paper's third example: sources vary, the permeability is SPE10's layer 53."""
 
-from ridgewalk.studies.darcy_methods import ADAM, BEST, PSGLD, SGLD
+from ridgewalk.studies.darcy_names import ADAM, BEST, PSGLD, SGLD
 from ridgewalk.studies.darcy_settings import Settings
 from ridgewalk.studies.darcy_story import assemble
 from ridgewalk.studies.darcy_study import plan
