@@ -130,8 +130,8 @@ def cost_table(settings: Settings, runs: Rows) -> Table:
         "What a run costs",
         ("", "step size", "gradients of the optimiser", "gradients of the chain", "seconds of the chain"),
         tuple(lines),
-        f"Batches of {settings.batch_size}. SGLD's step size is a share of the largest stable one, those of HASGLD-SA and "
-        "of SGHMC are shares of 1 / λ_max, Adam's is its first rate. Seconds contain compilation.",
+        f"Batches of {settings.batch_size}. SGLD's step size is a share of the largest stable one, those of HASGLD-SA "
+        "and of SGHMC are shares of 1 / λ_max, Adam's is its first rate. Seconds contain compilation.",
     )
 
 
@@ -166,8 +166,9 @@ def method_section(settings: Settings) -> Section:
             f"Every run starts at the same weights: {settings.optimiser_steps:,} steps of Adam on the posterior's "
             f"potential, one start a seed. Then each method gets {settings.chain_gradients:,} gradients of batches of "
             f"{settings.batch_size}, counting those that curvature pairs and scales cost (but not the two dozen "
-            f"Hessian products on {CURVATURE_EXAMPLES} samples that tell the largest curvatures at a start, once for all "
-            "methods); pruning, where there is any, happens in the first two fifths of the chain and draws are kept from its last two fifths. "
+            f"Hessian products on {CURVATURE_EXAMPLES} samples that tell the largest curvatures at a start, once for "
+            "all methods); pruning, where there is any, happens in the first two fifths of the chain and draws are "
+            "kept from its last two fifths. "
             f"{ADAM} goes on with Adam in place of a sampler, with the same pruning and a rate that falls to zero.",
             tuned,
             f"HASGLD-SA is the limited form with M pairs, one every {PAIR_EVERY} steps, over a diagonal base (the "
