@@ -60,5 +60,5 @@ def look(task: Task, seed: int, folder: Path) -> Look:
         return arrays
 
     found = kept(folder, f"look-seed{seed}", about, make)
-    numbers = [float(found.pop(name)) for name in ("steepest", "steepest_rescaled")]
+    numbers = [found.pop(name).item() for name in ("steepest", "steepest_rescaled")]
     return Look(weights_of(task, found), *numbers)
