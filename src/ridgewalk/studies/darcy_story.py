@@ -40,6 +40,7 @@ def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) ->
     rows, data = list(results.values()), flow_data(settings)
     multiscale = results["multiscale"]
     sections = []
+    # Calibration, fields and cost are of the first; the others are there for their errors.
     for mirror in settings.mirrors:
         runs = runs_of(rows, mirror)
         suffix = "-mirror" if mirror else ""
@@ -51,7 +52,7 @@ def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) ->
         picture = Picture(bars, caption, "Bars: the error of every method at every sparsity; dashed: the paper's best.")
         tables = (error_table(settings, runs, caption, multiscale), verdict_table(settings, runs))
         sections.append(Section("Errors" + (f" {said}" if said else ""), (), tables, (picture,)))
-    mirror = settings.mirrors[-1]
+    mirror = settings.mirrors[0]
     runs = runs_of(rows, mirror)
     tuning = tuning_table(rows, mirror)
     sections.append(Section("Calibration", (), (coverage_table(settings, runs),), _fields(settings, runs, folder)))
@@ -77,7 +78,7 @@ def _fields(settings: Settings, runs: list[Mapping[str, object]], folder: Path) 
     shown = {str(row["method"]): (row["flux"], row["spread"]) for row in runs if "flux" in row}
     if not shown:
         return ()
-    task = task_of(settings, settings.mirrors[-1])
+    task = task_of(settings, settings.mirrors[0])
     number = hardest(task)
     save_figure(folder, "fields.png", draw_fields(task.data.grid, task.data.test.fluxes[number], shown))  # type: ignore[arg-type]
     caption = (

@@ -1,6 +1,6 @@
 """The paper's fourth example: the permeability varies, the source is constant."""
 
-from ridgewalk.studies.darcy_names import ADAM, BEST, PSGLD, SGLD
+from ridgewalk.studies.darcy_names import ADAM, BEST, MEMORIES, PRINTED, PSGLD, SGLD
 from ridgewalk.studies.darcy_settings import Settings
 from ridgewalk.studies.darcy_story import assemble
 from ridgewalk.studies.darcy_study import plan
@@ -9,11 +9,13 @@ from ridgewalk.studies.study import Preset, Study
 PAPER_SIZE = Settings(
     "permeability",
     train=1300,
-    mirrors=(False, True),
+    methods=(SGLD, PSGLD, *map(PRINTED.format, MEMORIES), BEST, ADAM),
+    mirrors=(True, False),
     batch_size=20,
-    optimiser_steps=4_000,
+    optimiser_steps=5_000,
     learning_rate=1e-3,
-    chain_gradients=600,
+    chain_gradients=250,
+    draws=10,
     relative_noise=0.01,
     prior_scale=0.03,
 )
