@@ -38,7 +38,7 @@ class Method(NamedTuple):
         return left if not self.pair_every else left * self.pair_every // (self.pair_every + 1)
 
 
-SHARES = (0.4, 0.2, 0.1, 0.04)
+SHARES = (0.1, 0.05, 0.02, 0.01)
 
 
 def _sgld() -> Method:
@@ -66,7 +66,7 @@ def _diagonal() -> Method:
     def build(temperature: float, look: Look) -> Sampler:
         return sghmc(preconditioner=rescaled(Identity(), look.scale), friction=FRICTION, temperature=temperature)
 
-    return Method(DIAGONAL, build, lambda look: 1 / look.steepest_rescaled, SHARES, 0.2, pays_for_scales=True)
+    return Method(DIAGONAL, build, lambda look: 1 / look.steepest_rescaled, SHARES, 0.1, pays_for_scales=True)
 
 
 def _ours(memory: int) -> Method:
@@ -80,7 +80,7 @@ def _ours(memory: int) -> Method:
         return sghmc(preconditioner=rescaled(pairs, look.scale), friction=FRICTION, temperature=temperature)
 
     name = OURS.format(memory)
-    return Method(name, build, lambda _: 1.0, SHARES, 0.2, pays_for_scales=True, pair_every=PAIR_EVERY)
+    return Method(name, build, lambda _: 1.0, SHARES, 0.1, pays_for_scales=True, pair_every=PAIR_EVERY)
 
 
 METHODS = (_sgld(), _psgld(), *map(_printed, MEMORIES), _diagonal(), *map(_ours, MEMORIES))
