@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from jax.flatten_util import ravel_pytree
+
 from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.delayed import Delayed
@@ -47,6 +49,7 @@ def psgld(
     regularizer: float = 1e-5,
     curvature_correction: bool = False,
     first_curvature: float | None = None,
+    second_moment: PyTree | None = None,
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
@@ -54,9 +57,12 @@ def psgld(
 
     `regularizer` is λ, added to the root mean square of the gradient of the whole potential. Γ is left out as
     in its paper, unless `curvature_correction` (d Hessian products a step) asks for it. The second moment starts at
-    `first_curvature`, by default the largest curvature at the starting point.
+    `first_curvature`, by default the largest curvature at the starting point, or at `second_moment`, a pytree like the
+    position.
     """
-    return Sampler(Langevin(temperature, noise), RMSProp(decay, regularizer, curvature_correction, first_curvature))
+    first = None if second_moment is None else ravel_pytree(second_moment)[0]
+    diagonal = RMSProp(decay, regularizer, curvature_correction, first_curvature, first)
+    return Sampler(Langevin(temperature, noise), diagonal)
 
 
 def sgrld(metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:

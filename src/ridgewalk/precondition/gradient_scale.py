@@ -5,41 +5,58 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.data import Batches, Streamed
+from ridgewalk.data import Batches, Streamed, on_host
+from ridgewalk.layout import layout_of
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree
+from ridgewalk.types import Key, PyTree, Scalar, Vector
 
 LEAST_CURVATURE = 1e-12
 """Of the largest: what a parameter without a gradient and without a proper prior counts as."""
+HIGH = 0.99
+"""The quantile of curvatures that `least` is a share of."""
+PROBES = 20
+"""Random signs that tell the diagonal of the prior's curvature; one is exact where it is diagonal."""
 
 
-def gradient_scale(key: Key, target: Posterior, position: PyTree, *, batch_size: int, batches: int = 50) -> PyTree:
-    """(n/N mean of g² over batches + the prior's curvature)^(−1/4), g = ∇Ũ on batches of n: for `rescaled`.
+def gradient_scale(
+    key: Key, target: Posterior, position: PyTree, *, batch_size: int, batches: int = 50, least: float = 0.0
+) -> PyTree:
+    """(n/N mean of g² over batches + diagonal of the prior's curvature)^(−1/4), g = ∇Ũ on batches of n: for `rescaled`.
 
-    At a mode the mean of g² is N/n times the curvature that the data give, as far as their scores tell it; the power
-    is that of RMSprop, whose G has the square root of the mean of g². It costs `batches` gradients, of data in memory.
+    At a mode of a well-specified likelihood the mean of g² is N/n times the curvature that the data give; the power is
+    that of RMSprop, whose G is the inverse root of the mean of g². It costs `batches` gradients, of data in memory.
+    Where weights do nothing at the mode and much a little beside it, as those of a network's idle units, take `least`
+    of 0.01 or so: no curvature counts as less than this share of their 99 % quantile.
     """
-    if isinstance(target.data, Batches | Streamed):
-        raise ValueError("target: its data do not fit into memory; pass a Posterior of some of them, held in arrays")
+    if isinstance(target.data, Batches | Streamed) or on_host(target.data):
+        raise ValueError("target: its data are not in memory; pass a Posterior of some of them, held in jax arrays")
     if not 0 < batch_size <= target.size:
         raise ValueError(f"batch_size: {batch_size} is not between 1 and the {target.size} examples there are")
     if batches < 1:
         raise ValueError(f"batches: {batches} is not at least 1; the default is 50")
+    if not 0 <= least < 1:
+        raise ValueError(f"least: {least} is not in [0, 1); 0 sets no bound, 0.01 is for networks")
     position = jax.tree.map(jnp.asarray, position)
-    return _scale(key, target, position, batch_size=batch_size, batches=batches)
+    return _scale(key, target, position, jnp.asarray(least), batch_size=batch_size, batches=batches)
 
 
 @partial(jax.jit, static_argnames=("batch_size", "batches"))
-def _scale(key: Key, target: Posterior, position: PyTree, *, batch_size: int, batches: int) -> PyTree:
-    def add(total: PyTree, key: Key) -> tuple[PyTree, None]:
+def _scale(key: Key, target: Posterior, position: PyTree, least: Scalar, *, batch_size: int, batches: int) -> PyTree:
+    form = layout_of(position)
+
+    def add(total: Vector, key: Key) -> tuple[Vector, None]:
         rows = jax.random.randint(key, (batch_size,), 0, target.size)
         batch = jax.tree.map(lambda x: x[rows], target.data)
-        gradient = jax.grad(target.potential)(position, batch)
-        return jax.tree.map(lambda t, g: t + g**2 / batches, total, gradient), None
+        return total + form.ravel(jax.grad(target.potential)(position, batch)) ** 2 / batches, None
 
-    squares = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, position), jax.random.split(key, batches))[0]
-    ones, share = jax.tree.map(jnp.ones_like, position), batch_size / target.size
-    floor = jax.jvp(target.prior_gradient, (position,), (ones,))[1]
-    curvature = jax.tree.map(lambda v, least: share * v + jnp.maximum(least, 0), squares, floor)
-    largest = jnp.max(jnp.array([jnp.max(leaf) for leaf in jax.tree.leaves(curvature)]))
-    return jax.tree.map(lambda leaf: jnp.maximum(leaf, LEAST_CURVATURE * largest) ** -0.25, curvature)
+    def probe(total: Vector, key: Key) -> tuple[Vector, None]:
+        signs = jax.random.rademacher(key, (form.size,), form.dtype)
+        image = jax.jvp(target.prior_gradient, (position,), (form.unravel(signs),))[1]
+        return total + signs * form.ravel(image) / PROBES, None
+
+    nothing = jnp.zeros(form.size, form.dtype)
+    squares = jax.lax.scan(add, nothing, jax.random.split(key, batches))[0]
+    prior = jax.lax.scan(probe, nothing, jax.random.split(jax.random.fold_in(key, 1), PROBES))[0]
+    curvature = (batch_size / target.size) * squares + jnp.maximum(prior, 0)
+    floor = jnp.maximum(LEAST_CURVATURE * jnp.max(curvature), least * jnp.quantile(curvature, HIGH))
+    return form.unravel(jnp.maximum(curvature, floor.astype(form.dtype)) ** -0.25)

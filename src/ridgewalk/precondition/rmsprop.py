@@ -15,7 +15,7 @@ from ridgewalk.precondition.base import (
     no_lesson,
 )
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
-from ridgewalk.settings import settings
+from ridgewalk.settings import array, settings
 from ridgewalk.types import Vector
 
 
@@ -50,7 +50,8 @@ class RMSProp(Preconditioner):
     G is computed from the gradient it multiplies, as in the paper, and by default without Γ, also as there.
     Both bias the samples: a diagonal learnt from noisy gradients is for speed, not for exactness. V₀ is
     `first_curvature`, by default the largest at the start, which is what squared gradients come to along the steepest
-    direction of a posterior; from V₀ = 0 a chain that starts at a mode would leave it with G = 1/λ.
+    direction of a posterior; from V₀ = 0 a chain that starts at a mode would leave it with G = 1/λ. It takes 1/(1−α)
+    times ln(V₀/V) steps to forget it: where runs are short, give the `second_moment` as it is at the start.
     With `curvature_correction`, Γ_i = ∂G_ii/∂θ_i = −G_ii² (1−α) g_i H_ii / √V_i, which costs d Hessian
     products a step: for small models and for measuring what leaving it out does.
     """
@@ -59,6 +60,8 @@ class RMSProp(Preconditioner):
     regularizer: float = 1e-5
     curvature_correction: bool = False
     first_curvature: float | None = None
+    second_moment: jax.Array | None = array(default=None)
+    """V₀ of every parameter, flat, in place of one for all."""
 
     def __post_init__(self) -> None:
         """Refuse decays and regularizers for which G is not defined."""
@@ -73,8 +76,16 @@ class RMSProp(Preconditioner):
         return self
 
     def init(self, position: Vector, gradient_at: GradientAt) -> RMSPropOperator:
-        """V₀ = λ_max."""
-        second_moment = jnp.full_like(position, first_scale(self.first_curvature, gradient_at, position))
+        """V₀ as given, else λ_max for all."""
+        if self.second_moment is None:
+            second_moment = jnp.full_like(position, first_scale(self.first_curvature, gradient_at, position))
+        elif self.second_moment.shape == position.shape:
+            second_moment = self.second_moment.astype(position.dtype)
+        else:
+            raise ValueError(
+                f"second_moment: it has shape {self.second_moment.shape}, the flat position {position.shape}; give one "
+                "number for each parameter"
+            )
         root = 1 / jnp.sqrt(self.regularizer + jnp.sqrt(second_moment))
         return RMSPropOperator(second_moment, root, jnp.zeros_like(position))
 

@@ -47,7 +47,7 @@ def run_method(
     task: Task, name: str, sparsity: float, seed: int, share: float, gradients: int, folder: Path
 ) -> Ended | None:
     """Draws of a method after so many gradients; None where it diverged. `share` stands for its step size."""
-    start, settings = warm_start(task, seed, folder), task.settings
+    start, seen, settings = warm_start(task, seed, folder), look(task, seed, folder), task.settings
     began = time.perf_counter()
     if name == ADAM:
         pruning = pruning_of(sgld(), sparsity, gradients).pruning
@@ -62,7 +62,7 @@ def run_method(
         )
         draws = jax.tree.map(lambda leaf: np.asarray(leaf)[None], end)
         return Ended(draws, time.perf_counter() - began, (0.0, 0.0))
-    method, seen = SAMPLERS[name], look(task, seed, folder)
+    method = SAMPLERS[name]
     plain = method.build(settings.temperature, seen)
     steps = method.steps(gradients)
     burn_in = int(KEPT_FROM * steps)

@@ -20,14 +20,18 @@ from ridgewalk.types import PyTree, Scalar, Vector
 
 SCALE_GRADIENTS = 50
 """Gradients that the scales cost; methods that use scales pay for them."""
+LEAST = 0.01
+"""Share of the 99 % quantile that every curvature counts as at least: idle units of the start wake as chains move."""
 CURVATURE_EXAMPLES = 200
 """Training samples in each Hessian product of the power iterations."""
 
 
 class Look(NamedTuple):
-    """λ_max of the Hessian in the weights' own units, and in units of their `scale`."""
+    """Scales of the weights, and λ_max of the Hessian in the weights' own units and in units of their `scale`."""
 
     scale: PyTree
+    second_moment: PyTree
+    """E g² of a batch, as the scales tell it."""
     steepest: float
     steepest_rescaled: float
 
@@ -47,11 +51,12 @@ def look(task: Task, seed: int, folder: Path) -> Look:
     """Of the start of a seed; kept on disk with it."""
     start, settings = warm_start(task, seed, folder), task.settings
     about = warm_settings(settings) | {"mirror": task.mirror, "seed": seed, "data": task.data.label}
-    about |= {"gradients": SCALE_GRADIENTS, "examples": CURVATURE_EXAMPLES}
+    about |= {"gradients": SCALE_GRADIENTS, "examples": CURVATURE_EXAMPLES, "least": LEAST}
 
     def make(_: Path) -> Arrays:
         key = jax.random.key(2_000 + seed)
-        scale = gradient_scale(key, task.target, start, batch_size=settings.batch_size, batches=SCALE_GRADIENTS)
+        size, count = settings.batch_size, SCALE_GRADIENTS
+        scale = gradient_scale(key, task.target, start, batch_size=size, batches=count, least=LEAST)
         flat = rescaled(Identity(), scale).scale
         stride = -(-task.target.size // CURVATURE_EXAMPLES)
         arrays = {f"{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(scale))}
@@ -61,4 +66,6 @@ def look(task: Task, seed: int, folder: Path) -> Look:
 
     found = kept(folder, f"look-seed{seed}", about, make)
     numbers = [found.pop(name).item() for name in ("steepest", "steepest_rescaled")]
-    return Look(weights_of(task, found), *numbers)
+    scale = weights_of(task, found)
+    batches = task.target.size / settings.batch_size
+    return Look(scale, jax.tree.map(lambda s: batches * s**-4, scale), *numbers)

@@ -1,14 +1,14 @@
 """The methods that the Darcy studies compare, each with the grid that its step size is chosen from."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.identity import Identity
 from ridgewalk.precondition.limited import Limited
 from ridgewalk.precondition.rescaled import rescaled
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
-from ridgewalk.studies.darcy_look import SCALE_GRADIENTS, Look
+from ridgewalk.studies.darcy_look import LEAST, SCALE_GRADIENTS, Look
 from ridgewalk.studies.darcy_names import ADAM, DIAGONAL, MEMORIES, OURS, PRINTED, PSGLD, SGLD
 
 PAIR_EVERY = 10
@@ -32,13 +32,19 @@ class Method(NamedTuple):
     pair_every: int = 0
     """Steps for each of which a pair costs one gradient more; 0 for none."""
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What results depend on besides the step sizes."""
+        scaled = {"least": LEAST, "friction": FRICTION} if self.pays_for_scales else {}
+        return scaled | ({"growth": BASE_GROWTH, "pair_every": PAIR_EVERY} if self.pair_every > 1 else {})
+
     def steps(self, gradients: int) -> int:
         """How many steps so many gradients pay for."""
         left = gradients - (SCALE_GRADIENTS if self.pays_for_scales else 0)
         return left if not self.pair_every else left * self.pair_every // (self.pair_every + 1)
 
 
-SHARES = (0.1, 0.05, 0.02, 0.01)
+SHARES = (0.4, 0.2, 0.1, 0.05)
 
 
 def _sgld() -> Method:
@@ -50,9 +56,9 @@ def _sgld() -> Method:
 
 def _psgld() -> Method:
     def build(temperature: float, look: Look) -> Sampler:
-        return psgld(temperature=temperature, first_curvature=look.steepest)
+        return psgld(temperature=temperature, second_moment=look.second_moment)
 
-    return Method(PSGLD, build, lambda _: 1.0, (3e-5, 1e-5, 3e-6, 1e-6), 1e-5)
+    return Method(PSGLD, build, lambda _: 1.0, (3e-4, 1e-4, 3e-5, 1e-5), 3e-5, pays_for_scales=True)
 
 
 def _printed(memory: int) -> Method:
@@ -66,7 +72,7 @@ def _diagonal() -> Method:
     def build(temperature: float, look: Look) -> Sampler:
         return sghmc(preconditioner=rescaled(Identity(), look.scale), friction=FRICTION, temperature=temperature)
 
-    return Method(DIAGONAL, build, lambda look: 1 / look.steepest_rescaled, SHARES, 0.1, pays_for_scales=True)
+    return Method(DIAGONAL, build, lambda look: 1 / look.steepest_rescaled, SHARES, 0.2, pays_for_scales=True)
 
 
 def _ours(memory: int) -> Method:
@@ -80,7 +86,7 @@ def _ours(memory: int) -> Method:
         return sghmc(preconditioner=rescaled(pairs, look.scale), friction=FRICTION, temperature=temperature)
 
     name = OURS.format(memory)
-    return Method(name, build, lambda _: 1.0, SHARES, 0.1, pays_for_scales=True, pair_every=PAIR_EVERY)
+    return Method(name, build, lambda _: 1.0, SHARES, 0.2, pays_for_scales=True, pair_every=PAIR_EVERY)
 
 
 METHODS = (_sgld(), _psgld(), *map(_printed, MEMORIES), _diagonal(), *map(_ours, MEMORIES))
@@ -98,3 +104,8 @@ def shares_of(name: str) -> tuple[float, ...]:
 def usual_share(name: str) -> float:
     """The one that the full studies chose."""
     return USUAL_RATE if name == ADAM else SAMPLERS[name].usual
+
+
+def about(name: str) -> dict[str, Any]:
+    """What the results of a method depend on."""
+    return {"method": name, "shares": list(shares_of(name))} | ({} if name == ADAM else SAMPLERS[name].about)

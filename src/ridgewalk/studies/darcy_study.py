@@ -11,6 +11,7 @@ import numpy as np
 
 from ridgewalk.studies.darcy_chain import error_of, held_error, judge_draws, predictions, predictive_of, run_method
 from ridgewalk.studies.darcy_data import Part, data_label, multiscale_error
+from ridgewalk.studies.darcy_methods import about as about_method
 from ridgewalk.studies.darcy_methods import shares_of, usual_share
 from ridgewalk.studies.darcy_names import BEST, SGLD
 from ridgewalk.studies.darcy_posterior import Task, task_of, warm_start
@@ -36,7 +37,7 @@ def chosen_share(task: Task, name: str, folder: Path) -> tuple[float, Arrays | N
     settings = task.settings
     if not settings.tuned:
         return usual_share(name), None
-    about = known_as(settings, task.mirror) | {"method": name, "shares": list(shares_of(name))}
+    about = known_as(settings, task.mirror) | about_method(name)
 
     def make(_: Path) -> Arrays:
         errors = []
@@ -121,14 +122,14 @@ def plan(settings: Settings) -> list[Piece]:
             pieces.append(Piece(f"{side}start-seed{seed}", known | {"seed": seed}, make, cost=long))
         for name in settings.methods:
             if settings.tuned:
-                about = known | {"method": name, "shares": list(shares_of(name))}
+                about = known | about_method(name)
                 cost = len(shares_of(name)) * short / 2
                 pieces.append(Piece(f"{side}tuned-{_plainly(name)}", about, _tuning(settings, mirror, name), cost))
         for seed in range(settings.seeds):
             for sparsity in settings.sparsities:
                 for name in settings.methods:
-                    about = known | {"method": name, "sparsity": sparsity, "seed": seed}
-                    about |= {"shares": list(shares_of(name)), "usual": usual_share(name)}
+                    about = known | about_method(name) | {"sparsity": sparsity, "seed": seed}
+                    about |= {} if settings.tuned else {"usual": usual_share(name)}
                     called = f"{side}{_plainly(name)}-{round(100 * sparsity)}-seed{seed}"
                     pieces.append(Piece(called, about, _run(settings, mirror, name, sparsity, seed), cost=short))
     return pieces
