@@ -149,6 +149,10 @@ CASES = {
     "gradient noise": (lambda: rw.sghmc(friction=0.1, gradient_noise=0.2), ["gradient_noise", "0.2"]),
     "diffusion": (lambda: rw.sgnht(diffusion=0.0), ["diffusion", "0.0"]),
     "decay": (lambda: rw.psgld(decay=1.0), ["decay", "1.0"]),
+    "second moment": (
+        lambda: rw.build_kernel(rw.psgld(second_moment=jnp.ones(3)), rw.Density(lambda x: -x @ x)).init(jnp.ones(2)),
+        ["second_moment", "(3,)", "(2,)"],
+    ),
     "regularizer": (lambda: rw.psgld(regularizer=0.0), ["regularizer", "0.0"]),
     "metric of a wrong shape": (lambda: run(sampler=rw.sgrld(lambda t: jnp.ones(2))), ["metric", "2 numbers", "3"]),
     "covariance of a wrong shape": (lambda: rw.fixed(np.ones((2, 3))), ["covariance", "(2, 3)"]),

@@ -43,17 +43,48 @@ def test_without_a_proper_prior_it_stays_finite():
 
 
 @pytest.mark.parametrize(
-    ("given", "named"), [({"batch_size": 65}, "batch_size: 65"), ({"batch_size": 8, "batches": 0}, "batches: 0")]
+    ("given", "named"),
+    [
+        ({"batch_size": 65}, "batch_size: 65"),
+        ({"batch_size": 8, "batches": 0}, "batches: 0"),
+        ({"batch_size": 8, "least": 1.0}, "least: 1.0"),
+    ],
 )
 def test_bad_input(given, named):
     with pytest.raises(ValueError, match=named):
         rw.gradient_scale(jax.random.key(0), regression(plain), POSITION, **given)
 
 
-def test_data_on_disk_are_refused():
+def test_data_on_disk_are_refused(tmp_path):
     target = regression(plain)
-    batches = rw.Batches([target.data], size=64)
-    with pytest.raises(ValueError, match="memory"):
-        rw.gradient_scale(
-            jax.random.key(0), rw.Posterior(plain, target.log_likelihood, batches), POSITION, batch_size=8
-        )
+    on_disk = np.memmap(tmp_path / "x", dtype=float, mode="w+", shape=(64, 4))
+    for data in (rw.Batches([target.data], size=64), (on_disk, target.data[1])):
+        with pytest.raises(ValueError, match="memory"):
+            rw.gradient_scale(
+                jax.random.key(0), rw.Posterior(plain, target.log_likelihood, data), POSITION, batch_size=8
+            )
+
+
+def test_at_the_mode_of_a_true_model_it_tells_the_curvature():
+    """Noise 0.1 as the likelihood has it: scale⁻⁴ is the diagonal of the Hessian, within what 64 residuals tell."""
+    x = jax.random.normal(jax.random.key(0), (2_000, 3)) * jnp.array([[0.1, 1.0, 10.0]])
+    y = x @ jnp.array([1.0, -2.0, 0.5]) + 0.1 * jax.random.normal(jax.random.key(1), (2_000,))
+    target = rw.Posterior(rw.gaussian_prior(10.0), lambda w, batch: -50 * (batch[1] - batch[0] @ w) ** 2, (x, y))
+    mode = jnp.linalg.lstsq(x, y)[0]
+    found = rw.gradient_scale(jax.random.key(2), target, mode, batch_size=50, batches=2_000)
+    np.testing.assert_allclose(found**-4, 100 * np.sum(x**2, axis=0) + 0.01, rtol=0.2)
+
+
+def test_a_prior_that_ties_weights_counts_by_its_diagonal():
+    precision = 1e4 * (2 * jnp.eye(4) - jnp.eye(4, k=1) - jnp.eye(4, k=-1))
+    target = rw.Posterior(lambda w: -0.5 * w @ precision @ w, lambda w, batch: 0 * batch * jnp.sum(w), jnp.ones(8))
+    found = rw.gradient_scale(jax.random.key(2), target, jnp.zeros(4), batch_size=4, batches=2)
+    np.testing.assert_allclose(found**-4, 2e4, rtol=0.5)  # rows sum to 1e4 or to 0
+
+
+def test_least_bounds_the_scales_of_idle_weights():
+    target, key = regression(plain), jax.random.key(2)
+    free, bound = (rw.gradient_scale(key, target, POSITION, batch_size=8, least=least)["w"] for least in (0.0, 0.01))
+    high = np.quantile(np.asarray(free) ** -4, 0.99)
+    np.testing.assert_allclose(bound**-4, np.maximum(np.asarray(free) ** -4, 0.01 * high), rtol=1e-6)
+    assert bound[3] < free[3]

@@ -89,6 +89,20 @@ def test_psgld_step_by_hand():
         np.testing.assert_allclose(state.position, expected, rtol=1e-10)
 
 
+def test_psgld_starts_from_the_second_moment_it_is_given():
+    moment = jnp.array([4.0, 9.0, 16.0])
+    plain = lambda x: -0.5 * jnp.sum(x["a"] ** 2) - x["b"] ** 2  # noqa: E731
+    start = {"a": jnp.ones(2), "b": jnp.ones(())}
+    sampler = rw.psgld(decay=0.5, regularizer=1.0, second_moment={"a": moment[:2], "b": moment[2]})
+    state = rw.build_kernel(sampler, rw.Density(plain)).init(start)
+    np.testing.assert_allclose(state.preconditioner.multiply(jnp.ones(3)), 1 / (1 + np.sqrt(moment)))
+    step = rw.build_kernel(sampler, rw.Density(plain)).step(jax.random.key(0), state, None, 0.1)[0]
+    gradient = np.array([1.0, 1.0, 2.0])
+    np.testing.assert_allclose(step.preconditioner.second_moment, (moment + gradient**2) / 2)
+    one = rw.build_kernel(rw.psgld(first_curvature=25.0), rw.Density(plain)).init(start).preconditioner
+    np.testing.assert_allclose(one.second_moment, 25.0)
+
+
 def test_psgld_correction_is_the_derivative_of_its_preconditioner():
     decay, regularizer, v, x = 0.9, 0.5, jnp.array([2.0, 3.0]), jnp.array([0.4, 0.1])
     gradient = jax.grad(GAUSSIAN.target.potential)

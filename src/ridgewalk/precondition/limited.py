@@ -80,7 +80,8 @@ class Limited(Settling):
     Damping promises curvatures of at least r γ, and eigenvalues of a window are held below the 1 / (r γ) that follows:
     pairs that contradict each other, on a target that is not Gaussian, can otherwise multiply to anything.
     Steps that follow valleys see only the curvature along them, and γ takes it for that of every direction: with
-    momentum give `base_growth`, a number of times that γ⁻¹ may exceed its first value 1/λ_max (networks: 5).
+    momentum give `base_growth`, a number of times that γ⁻¹ may exceed its first value 1/λ_max (networks: 5);
+    eigenvalues of G then stay below base_growth / (r λ_max).
     Memory is 2 M (snapshots + 1) vectors.
     """
 

@@ -6,18 +6,25 @@ from typing import Any
 import numpy as np
 
 from ridgewalk.studies.chains import mean_and_error
-from ridgewalk.studies.darcy_look import CURVATURE_EXAMPLES
-from ridgewalk.studies.darcy_methods import ADAM_RATES, BASE_GROWTH, FRICTION, PAIR_EVERY, shares_of
-from ridgewalk.studies.darcy_names import ADAM, BEST, DIAGONAL, MEMORIES, NAMES, OURS, PRINTED, SGLD
+from ridgewalk.studies.darcy_methods import ADAM_RATES, shares_of
+from ridgewalk.studies.darcy_names import MEMORIES, NAMES, OURS, PRINTED, SGLD
 from ridgewalk.studies.darcy_settings import PAPER, Settings
-from ridgewalk.studies.schema import Cell, Mark, Number, Section, Table, beside_paper, judge
+from ridgewalk.studies.schema import Cell, Mark, Number, Table, beside_paper
 
 Rows = Sequence[Mapping[str, Any]]
+STYLE = ".3f"
 Errors = dict[str, dict[float, tuple[float, float]]]
 """Mean and standard error over seeds, by method and sparsity."""
 
 WITH, WITHOUT = "with the mirror symmetry", "without the mirror symmetry"
 PAPERS_NAME = {SGLD: "SGLD"} | {form.format(m): f"M={m}" for form in (PRINTED, OURS) for m in MEMORIES}
+
+
+def starts_of(results: Rows, mirror: bool) -> tuple[float, float]:
+    """Mean and standard error of the starts' errors."""
+    return mean_and_error(
+        np.array([row["error"] for row in results if "start" in row and row["mirror"] == int(mirror)])
+    )
 
 
 def runs_of(results: Rows, mirror: bool) -> list[Mapping[str, Any]]:
@@ -45,8 +52,10 @@ def in_words(sparsity: float) -> str:
     return "no pruning" if sparsity == 0 else f"{100 * sparsity:.0f} % pruned"
 
 
-def error_table(settings: Settings, runs: Rows, caption: str, multiscale: Mapping[str, Any]) -> Table:
-    """Every method at every sparsity, the paper's number beside ours."""
+def error_table(
+    settings: Settings, runs: Rows, start: tuple[float, float], caption: str, multiscale: Mapping[str, Any]
+) -> Table:
+    """Every method at every sparsity, the paper's number beside ours; the error of the common start comes first."""
     errors, paper = errors_of(runs), PAPER[settings.kind]
     lines: list[tuple[Cell, ...]] = []
     for sparsity in settings.sparsities:
@@ -58,42 +67,19 @@ def error_table(settings: Settings, runs: Rows, caption: str, multiscale: Mappin
             mean, error = errors[name][sparsity]
             spread = error if settings.seeds > 1 else None
             printed = paper.get(sparsity, {}).get(PAPERS_NAME.get(name, ""))
-            plain = Number(mean, spread, ".2f")
-            cells.append(plain if printed is None else beside_paper(mean, printed, spread=spread, style=".2f"))
-        lines.append((in_words(sparsity), *cells, Number(multiscale["errors"][0], style=".2f")))
+            plain = Number(mean, spread, STYLE)
+            cells.append(plain if printed is None else beside_paper(mean, printed, spread=spread, style=STYLE))
+        begun = Number(start[0], start[1] if settings.seeds > 1 else None, STYLE)
+        lines.append((in_words(sparsity), begun, *cells, Number(multiscale["errors"][0], style=".2f")))
     note = (
-        "Mean of ‖prediction − truth‖ / ‖truth‖ over the test samples, in per cent; the posterior mean predicts. The "
+        "Mean of ‖prediction − truth‖ / ‖truth‖ over the test samples, in per cent; the posterior mean predicts "
+        "(Adam: its last weights). The start is not pruned, and most of each number is its: read the methods by how "
+        "far they move it, or by what they keep of it under pruning. The "
         f"multiscale solver ({multiscale['blocks']}×{multiscale['blocks']} blocks, one function an edge; the first "
         f"{settings.multiscale_samples} test samples) needs no training samples; with {multiscale['functions'][-1]} "
         f"functions it has {multiscale['errors'][-1]:.2f} %. Means are over the seeds that did not diverge."
     )
-    return Table(caption, ("", *settings.methods, "multiscale solver"), tuple(lines), note)
-
-
-def verdict_table(settings: Settings, runs: Rows) -> Table:
-    """The valid HASGLD-SA beside the paper's best number, and over SGLD; chosen beforehand, not by these errors."""
-    errors, paper, name = errors_of(runs), PAPER[settings.kind], BEST
-    lines: list[tuple[Cell, ...]] = []
-    for sparsity in settings.sparsities:
-        if sparsity not in errors.get(name, {}):
-            lines.append((in_words(sparsity), Number(None, note="diverged"), "–"))
-            continue
-        mean, error = errors[name][sparsity]
-        several = settings.seeds > 1
-        aim = paper.get(sparsity, {}).get("M=2")
-        shown = Number(mean, error if several else None, ".2f")
-        if aim is not None:
-            shown = beside_paper(mean, aim, spread=error if several else None, style=".2f")
-        other, other_error = errors.get(SGLD, {}).get(sparsity, (np.nan, 0.0))
-        mark = judge(mean, other, error=2 * float(np.hypot(error, other_error))) if several else None
-        beside = Number(mean / other, style=".2f", mark=mark) if np.isfinite(other) else Number(None, note="diverged")
-        lines.append((in_words(sparsity), shown, beside))
-    return Table(
-        f"{name} beside the paper's best number, and over SGLD",
-        ("", "error (%)", "over SGLD"),
-        tuple(lines),
-        "Over SGLD: below 1 is better; “equal” is within two standard errors over the seeds (one seed: no mark).",
-    )
+    return Table(caption, ("", "start", *settings.methods, "multiscale solver"), tuple(lines), note)
 
 
 def coverage_table(settings: Settings, runs: Rows) -> Table:
@@ -130,8 +116,10 @@ def cost_table(settings: Settings, runs: Rows) -> Table:
         "What a run costs",
         ("", "step size", "gradients of the optimiser", "gradients of the chain", "seconds of the chain"),
         tuple(lines),
-        f"Batches of {settings.batch_size}. SGLD's step size is a share of the largest stable one, those of HASGLD-SA "
-        "and of SGHMC are shares of 1 / λ_max, Adam's is its first rate. Seconds contain compilation.",
+        f"Batches of {settings.batch_size}. Step sizes: SGLD's is a share of the largest stable one; those of "
+        "HASGLD-SA (but not as printed) and of SGHMC are shares of 1 / λ_max in units of the weights' scales, from which "
+        "G may grow; pSGLD's and those as printed are plain numbers; Adam's is its first rate. Seconds contain compilation, "
+        "but not the scales and curvatures measured at the start.",
     )
 
 
@@ -150,35 +138,3 @@ def tuning_table(results: Rows, mirror: bool) -> Table | None:
         lines.append((row["method"], *cells))
     columns = ("", *(f"step size {i + 1}" for i in range(len(ADAM_RATES))))
     return Table("Held-out error (%) at the step sizes tried", columns, tuple(lines))
-
-
-def method_section(settings: Settings) -> Section:
-    """What was done, for all methods alike."""
-    tuned = (
-        f"Step sizes: the best of four for every method, by the error on {settings.held} held-out training samples "
-        f"after half a run at {100 * settings.tuning_sparsity:.0f} % pruned; test samples played no part."
-        if settings.tuned
-        else "Step sizes are those that the full study chose."
-    )
-    return Section(
-        "What was compared",
-        (
-            f"Every run starts at the same weights: {settings.optimiser_steps:,} steps of Adam on the posterior's "
-            f"potential, one start a seed. Then each method gets {settings.chain_gradients:,} gradients of batches of "
-            f"{settings.batch_size}, counting those that curvature pairs and scales cost (but not the two dozen "
-            f"Hessian products on {CURVATURE_EXAMPLES} samples that tell the largest curvatures at a start, once for "
-            "all methods); pruning, where there is any, happens in the first two fifths of the chain and draws are "
-            "kept from its last two fifths. "
-            f"{ADAM} goes on with Adam in place of a sampler, with the same pruning and a rate that falls to zero.",
-            tuned,
-            f"HASGLD-SA is the limited form with M pairs, one every {PAIR_EVERY} steps, over a diagonal base (the "
-            f"inverse fourth root of the mean squared gradient at the start) that may grow {BASE_GROWTH:g} times, with "
-            f"momentum (friction {FRICTION:g}). “{DIAGONAL}” is the same without pairs: what it lacks, the pairs "
-            "gain. “As printed” is the paper's Algorithm 2, which is no posterior sampler. All sample at temperature "
-            f"{settings.temperature:g}.",
-            f"The held-out samples choose step sizes and correct the intervals too; {BEST} is held against the paper's "
-            "best number, whatever the others came to.",
-            f"Likelihood: Gaussian, σ = {100 * settings.relative_noise:g} % of a flux's root mean square; prior: "
-            f"weights N(0, {settings.prior_scale:g}²).",
-        ),
-    )

@@ -17,13 +17,14 @@ from ridgewalk.studies.darcy_report import (
     error_table,
     errors_of,
     in_words,
-    method_section,
     runs_of,
+    starts_of,
     tuning_table,
-    verdict_table,
 )
 from ridgewalk.studies.darcy_settings import PAPER, Settings
 from ridgewalk.studies.darcy_study import SHOWN, hardest
+from ridgewalk.studies.darcy_verdict import verdict_table
+from ridgewalk.studies.darcy_words import method_section
 from ridgewalk.studies.record import save_figure
 from ridgewalk.studies.schema import Picture, Report, Section
 from ridgewalk.studies.study import Outcome, Values
@@ -50,7 +51,11 @@ def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) ->
         seeds = "1 seed" if settings.seeds == 1 else f"{settings.seeds} seeds"
         caption = f"Mean relative error (%), {seeds}" + (f", {said}" if said else "")
         picture = Picture(bars, caption, "Bars: the error of every method at every sparsity; dashed: the paper's best.")
-        tables = (error_table(settings, runs, caption, multiscale), verdict_table(settings, runs))
+        start = starts_of(rows, mirror)
+        tables = (
+            error_table(settings, runs, start, caption, multiscale),
+            verdict_table(settings, runs, start[0]),
+        )
         sections.append(Section("Errors" + (f" {said}" if said else ""), (), tables, (picture,)))
     mirror = settings.mirrors[0]
     runs = runs_of(rows, mirror)

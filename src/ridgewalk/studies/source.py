@@ -24,8 +24,8 @@ QUICK = Settings(
 STUDY = Study(
     "source",
     {Preset.quick: QUICK, Preset.paper: Settings("source", optimiser_steps=1_200, chain_gradients=500)},
-    "a 20×20 grid in place of 50×50, 300 samples in place of 1,500, one seed, two of four sparsities, four of six "
-    "methods, a fifth of the gradients, and no tuning of step sizes.",
+    "a 20×20 grid in place of 50×50, 300 samples in place of 1,500, one seed, two of four sparsities, four of eight "
+    "methods, about a quarter of the gradients, half the draws, and no tuning of step sizes.",
     plan,
     assemble,
 )
