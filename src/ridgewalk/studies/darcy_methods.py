@@ -58,7 +58,7 @@ def _psgld() -> Method:
     def build(temperature: float, look: Look) -> Sampler:
         return psgld(temperature=temperature, second_moment=look.second_moment)
 
-    return Method(PSGLD, build, lambda _: 1.0, (3e-4, 1e-4, 3e-5, 1e-5), 3e-5, pays_for_scales=True)
+    return Method(PSGLD, build, lambda _: 1.0, (1e-5, 3e-6, 1e-6, 3e-7), 3e-6, pays_for_scales=True)
 
 
 def _printed(memory: int) -> Method:
@@ -72,7 +72,9 @@ def _diagonal() -> Method:
     def build(temperature: float, look: Look) -> Sampler:
         return sghmc(preconditioner=rescaled(Identity(), look.scale), friction=FRICTION, temperature=temperature)
 
-    return Method(DIAGONAL, build, lambda look: 1 / look.steepest_rescaled, SHARES, 0.2, pays_for_scales=True)
+    return Method(
+        DIAGONAL, build, lambda look: 1 / look.steepest_rescaled, (0.8, *SHARES[:3]), 0.4, pays_for_scales=True
+    )
 
 
 def _ours(memory: int) -> Method:

@@ -117,9 +117,9 @@ def cost_table(settings: Settings, runs: Rows) -> Table:
         ("", "step size", "gradients of the optimiser", "gradients of the chain", "seconds of the chain"),
         tuple(lines),
         f"Batches of {settings.batch_size}. Step sizes: SGLD's is a share of the largest stable one; those of "
-        "HASGLD-SA (but not as printed) and of SGHMC are shares of 1 / λ_max in units of the weights' scales, from which "
-        "G may grow; pSGLD's and those as printed are plain numbers; Adam's is its first rate. Seconds contain compilation, "
-        "but not the scales and curvatures measured at the start.",
+        "HASGLD-SA (but not as printed) and of SGHMC are shares of 1 / λ_max in units of the weights' scales, from "
+        "which G may grow; pSGLD's and those as printed are plain numbers; Adam's is its first rate. Seconds contain "
+        "compilation, but not the scales and curvatures measured at the start.",
     )
 
 

@@ -25,7 +25,7 @@ def _budget(settings: Settings) -> str:
         f"{settings.batch_size}, counting those that curvature pairs and scales cost. Not counted, once a seed: twelve "
         f"Hessian products on {CURVATURE_EXAMPLES} samples that tell λ_max in the weights' own units, for SGLD, and "
         f"twelve in units of their scales, for HASGLD-SA and SGHMC (each worth about {uncounted:.0f} gradients). "
-        "Pruning, where there is any, happens in the first two fifths of the chain and draws are kept from its last two "
+        "Pruning, where there is any, happens in the first two fifths of the chain; draws are kept from its last two "
         f"fifths. {ADAM} goes on with Adam in place of a sampler, with the same pruning and a rate that falls to zero."
     )
 
