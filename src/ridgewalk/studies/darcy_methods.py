@@ -51,7 +51,7 @@ def _sgld() -> Method:
     def build(temperature: float, look: Look) -> Sampler:
         return sgld(temperature=temperature)
 
-    return Method(SGLD, build, lambda look: 2 / look.steepest, (0.8, 0.4, 0.1, 0.02), 0.4)
+    return Method(SGLD, build, lambda look: 2 / look.steepest, (0.8, 0.4, 0.1, 0.02), 0.8)
 
 
 def _psgld() -> Method:
