@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
@@ -61,7 +62,8 @@ def draw_error_bars(
 
 def draw_fields(grid: Grid, truth: Array, predicted: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
     """Velocity along x: the truth, then for every method its prediction, error and standard deviation."""
-    figure = Figure(figsize=(11, 2.9 * len(predicted)), layout="constrained")
+    # The layout does not see how far the bars' numbers reach: a margin on the right is for them.
+    figure = Figure(figsize=(12, 2.9 * len(predicted)), layout=ConstrainedLayoutEngine(rect=(0, 0, 0.96, 1)))
     rows = figure.subplots(len(predicted), 4, squeeze=False)
     true = cell_velocity(grid, np.asarray(truth))[0]
     shared = Normalize(float(true.min()), float(true.max()))
@@ -74,7 +76,7 @@ def draw_fields(grid: Grid, truth: Array, predicted: Mapping[str, tuple[Sequence
         _show(figure, line[0], true, "true $u_x$", "viridis", shared)
         _show(figure, line[1], velocities[name], f"{name}:\npredicted $u_x$", "viridis", shared)
         _show(figure, line[2], np.abs(velocities[name] - true), "absolute error", "magma", Normalize(0, worst))
-        _show(figure, line[3], spreads[name], "standard deviation", "magma", Normalize(0, widest))
+        _show(figure, line[3], spreads[name], "mean of its edges'\nstandard deviations", "magma", Normalize(0, widest))
     return figure
 
 
