@@ -31,9 +31,9 @@ QUICK = Settings(
     methods=(SGLD, PSGLD, BEST, ADAM),
     mirrors=(True,),
     batch_size=20,
-    optimiser_steps=150,
+    optimiser_steps=400,
     learning_rate=1e-3,
-    chain_gradients=150,
+    chain_gradients=300,
     draws=10,
     relative_noise=0.01,
     prior_scale=0.03,
@@ -45,7 +45,7 @@ STUDY = Study(
     "permeability",
     {Preset.quick: QUICK, Preset.paper: PAPER_SIZE},
     "a 20×20 grid in place of 50×50, 300 samples in place of 1,500, one seed, two of four sparsities, four of six "
-    "methods, with the symmetry only, about a seventeenth of the gradients, five samples for the multiscale solver in "
+    "methods, with the symmetry only, about an eighth of the gradients, five samples for the multiscale solver in "
     "place of 20, and no tuning of step sizes.",
     plan,
     assemble,

@@ -13,7 +13,7 @@ QUICK = Settings(
     train=240,
     held=40,
     seeds=1,
-    sparsities=(0.0, 0.5),
+    sparsities=(0.0, 0.5, 0.7),
     methods=(SGLD, PSGLD, BEST, ADAM),
     optimiser_steps=150,
     chain_gradients=300,
@@ -24,7 +24,7 @@ QUICK = Settings(
 STUDY = Study(
     "source",
     {Preset.quick: QUICK, Preset.paper: Settings("source", optimiser_steps=1_200, chain_gradients=500)},
-    "a 20×20 grid in place of 50×50, 300 samples in place of 1,500, one seed, two of four sparsities, four of eight "
+    "a 20×20 grid in place of 50×50, 300 samples in place of 1,500, one seed, three of four sparsities, four of eight "
     "methods, about a quarter of the gradients, half the draws, and no tuning of step sizes.",
     plan,
     assemble,
