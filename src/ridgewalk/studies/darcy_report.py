@@ -73,8 +73,8 @@ def error_table(
         lines.append((in_words(sparsity), begun, *cells, Number(multiscale["errors"][0], style=".2f")))
     note = (
         "Mean of ‖prediction − truth‖ / ‖truth‖ over the test samples, in per cent; the posterior mean predicts "
-        "(Adam: its last weights). The start is not pruned, and most of each number is its: read the methods by how "
-        "far they move it, or by what they keep of it under pruning. The "
+        "(Adam: its last weights). The start is not pruned: read the methods by how far they move it, or by what "
+        "they keep of it under pruning. The "
         f"multiscale solver ({multiscale['blocks']}×{multiscale['blocks']} blocks, one function an edge; the first "
         f"{settings.multiscale_samples} test samples) needs no training samples; with {multiscale['functions'][-1]} "
         f"functions it has {multiscale['errors'][-1]:.2f} %. Means are over the seeds that did not diverge."

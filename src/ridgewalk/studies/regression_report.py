@@ -142,16 +142,23 @@ def _tried_table(rows: list[Row], chosen: dict[str, Row], steps: int) -> Table:
     )
 
 
+def _how_far_below(part: dict[str, Any]) -> str:
+    """Of the mean over data sets, which noise may have put where it is."""
+    clear = _throughout(part) != "equal"
+    if part["holds"]:
+        return "throughout" if clear else "throughout (where they are closest, by less than two standard errors)"
+    return "not throughout" if clear else "not throughout (where it is above, by less than two standard errors)"
+
+
 def _said(found: dict[str, Any]) -> str:
     if "missing" in found:
         return f"No verdict: {', '.join(found['missing'])} diverged at every step size."
-    said = {"better": "throughout", "equal": "not throughout, by what may be noise,", "worse": "not throughout"}
-    parts = {what: said[_throughout(found[what])] for what in ("mse", "mae")}
+    parts = {what: _how_far_below(found[what]) for what in ("mse", "mae")}
     reached = found["reaches"]
     when = "never reaches" if reached["step"] is None else f"by step {reached['step']:,} has reached for good"
     return (
-        f"In the second half of the chain HASGLD-SA's mean MSE is {parts['mse']} at or below SGLD-SA's, its mean MAE "
-        f"{parts['mae']}; it {when} the MSE at which SGLD-SA ends after {reached['their_steps']:,} steps. "
+        f"In the second half of the chain HASGLD-SA's mean MSE is at or below SGLD-SA's {parts['mse']}, and its mean "
+        f"MAE {parts['mae']}; it {when} the MSE at which SGLD-SA ends after {reached['their_steps']:,} steps. "
         + (
             "All three were asked for: they hold."
             if found["holds"]
