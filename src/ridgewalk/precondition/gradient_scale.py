@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.data import Batches, Streamed, on_host
+from ridgewalk.data import Streamed, on_host
 from ridgewalk.layout import layout_of
 from ridgewalk.target import Posterior
 from ridgewalk.types import Key, PyTree, Scalar, Vector
@@ -28,7 +28,7 @@ def gradient_scale(
     Where weights do nothing at the mode and much a little beside it, as those of a network's idle units, take `least`
     of 0.01 or so: no curvature counts as less than this share of their 99 % quantile.
     """
-    if isinstance(target.data, Batches | Streamed) or on_host(target.data):
+    if isinstance(target.data, Streamed) or on_host(target.data):
         raise ValueError("target: its data are not in memory; pass a Posterior of some of them, held in jax arrays")
     if not 0 < batch_size <= target.size:
         raise ValueError(f"batch_size: {batch_size} is not between 1 and the {target.size} examples there are")

@@ -70,9 +70,8 @@ class Team:
             first, *others = tasks
             while len(self.helpers) < len(others):
                 self.helpers.append(_Helper())
-            done: SimpleQueue[BaseException | None] = (
-                SimpleQueue()
-            )  # this call's: an interrupted one leaves ends unread
+            # This call's own: an interrupted one leaves ends unread.
+            done: SimpleQueue[BaseException | None] = SimpleQueue()
             for helper, task in zip(self.helpers, others, strict=False):
                 helper.tasks.put((task, done))
             try:
