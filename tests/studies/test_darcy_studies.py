@@ -1,5 +1,7 @@
 """The Darcy studies: their data, their parts, and the tables made of runs."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,17 @@ def test_every_run_is_a_piece_of_its_own():
     assert all("mirror" in piece.settings and "data" in piece.settings for piece in pieces)
 
 
+def test_the_second_side_may_have_fewer_methods():
+    """Which pieces there are does not change how one is made: what was done stays done."""
+    settings = replace(TINY, mirrors=(True, False), methods_aside=(SGLD, BEST))
+    everything = {piece.name: piece.settings for piece in plan(replace(TINY, mirrors=(True, False)))}
+    pieces = plan(settings)
+    sides = [[p for p in pieces if "sparsity" in p.settings and p.settings["mirror"] is side] for side in (True, False)]
+    assert [len(side) for side in sides] == [len(NAMES) * 4 * 2, 2 * 4 * 2]
+    assert {piece.settings["method"] for piece in sides[1]} == {SGLD, BEST}
+    assert all(everything[piece.name] == piece.settings for piece in pieces)
+
+
 def rows(errors):
     return [
         {"method": name, "sparsity": sparsity, "seed": seed, "mirror": 1, "diverged": 0, "share": 0.1, "error": error}
@@ -132,7 +145,7 @@ def test_sgld_is_compared_seed_by_seed():
 def test_tables_show_the_papers_numbers_and_gaps():
     found = rows({SGLD: 3.0, BEST: 0.6, ADAM: 0.5})
     multiscale = {"blocks": 5, "functions": [1, 2], "errors": [9.0, 3.0]}
-    table = error_table(TINY, found, (1.5, 0.1), "caption", multiscale)
+    table = error_table(TINY, TINY.methods, found, (1.5, 0.1), "caption", multiscale)
     first = dict(zip(table.columns, table.rows[1], strict=True))
     assert first[SGLD].paper == 3.04
     assert first[SGLD].mark == "equal"

@@ -53,14 +53,19 @@ def in_words(sparsity: float) -> str:
 
 
 def error_table(
-    settings: Settings, runs: Rows, start: tuple[float, float], caption: str, multiscale: Mapping[str, Any]
+    settings: Settings,
+    methods: Sequence[str],
+    runs: Rows,
+    start: tuple[float, float],
+    caption: str,
+    multiscale: Mapping[str, Any],
 ) -> Table:
     """Every method at every sparsity, the paper's number beside ours; the error of the common start comes first."""
     errors, paper = errors_of(runs), PAPER[settings.kind]
     lines: list[tuple[Cell, ...]] = []
     for sparsity in settings.sparsities:
         cells: list[Cell] = []
-        for name in settings.methods:
+        for name in methods:
             if sparsity not in errors.get(name, {}):
                 cells.append(Number(None, note="diverged"))
                 continue
@@ -79,7 +84,7 @@ def error_table(
         f"{settings.multiscale_samples} test samples) needs no training samples; with {multiscale['functions'][-1]} "
         f"functions it has {multiscale['errors'][-1]:.2f} %. Means are over the seeds that did not diverge."
     )
-    return Table(caption, ("", "start", *settings.methods, "multiscale solver"), tuple(lines), note)
+    return Table(caption, ("", "start", *methods, "multiscale solver"), tuple(lines), note)
 
 
 def coverage_table(settings: Settings, runs: Rows) -> Table:
@@ -137,4 +142,5 @@ def tuning_table(results: Rows, mirror: bool) -> Table | None:
         ]
         lines.append((row["method"], *cells))
     columns = ("", *(f"step size {i + 1}" for i in range(len(ADAM_RATES))))
-    return Table("Held-out error (%) at the step sizes tried", columns, tuple(lines))
+    note = "The largest comes first; where it is the best, a larger one might have been better still."
+    return Table("Held-out error (%) at the step sizes tried", columns, tuple(lines), note)

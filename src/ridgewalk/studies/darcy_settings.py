@@ -39,6 +39,8 @@ class Settings:
     methods: tuple[str, ...] = NAMES
     mirrors: tuple[bool, ...] = (False,)
     """Whether the mirror symmetry y → 1 − y is used: images of training samples too, predictions averaged over both."""
+    methods_aside: tuple[str, ...] = ()
+    """Methods of the sides after the first of `mirrors`; all of them where empty."""
     batch_size: int = 50
     optimiser_steps: int = 2_400
     learning_rate: float = 2e-3
@@ -54,3 +56,7 @@ class Settings:
     """Whether step sizes are chosen on held-out samples; else they are those the full study chose."""
     tuning_sparsity: float = 0.5
     multiscale_samples: int = 20
+
+    def methods_of(self, mirror: bool) -> tuple[str, ...]:
+        """Those compared with or without the symmetry."""
+        return self.methods if mirror == self.mirrors[0] else self.methods_aside or self.methods

@@ -23,13 +23,15 @@ SHOWN = (SGLD, BEST)
 """Methods whose predicted fields are drawn."""
 BASES = (1, 2, 4)
 """Basis functions an edge, of the multiscale solver."""
+PLANNED = ("seeds", "sparsities", "methods", "mirrors", "methods_aside")
+"""Settings that say which pieces there are, and not how one is made."""
 
 
 @lru_cache(maxsize=8)
 def known_as(settings: Settings, mirror: bool) -> dict[str, Any]:
     """What all pieces depend on."""
     everything = asdict(settings) | {"mirror": mirror, "data": data_label(settings)}
-    return {key: value for key, value in everything.items() if key not in ("seeds", "sparsities", "methods", "mirrors")}
+    return {key: value for key, value in everything.items() if key not in PLANNED}
 
 
 def chosen_share(task: Task, name: str, folder: Path) -> tuple[float, Arrays | None]:
@@ -120,14 +122,14 @@ def plan(settings: Settings) -> list[Piece]:
         for seed in range(settings.seeds):
             make = _start(settings, mirror, seed)
             pieces.append(Piece(f"{side}start-seed{seed}", known | {"seed": seed}, make, cost=long))
-        for name in settings.methods:
+        for name in settings.methods_of(mirror):
             if settings.tuned:
                 about = known | about_method(name)
                 cost = len(shares_of(name)) * short / 2
                 pieces.append(Piece(f"{side}tuned-{_plainly(name)}", about, _tuning(settings, mirror, name), cost))
         for seed in range(settings.seeds):
             for sparsity in settings.sparsities:
-                for name in settings.methods:
+                for name in settings.methods_of(mirror):
                     about = known | about_method(name) | {"sparsity": sparsity, "seed": seed}
                     about |= {} if settings.tuned else {"usual": usual_share(name)}
                     called = f"{side}{_plainly(name)}-{round(100 * sparsity)}-seed{seed}"

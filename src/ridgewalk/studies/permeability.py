@@ -11,6 +11,7 @@ PAPER_SIZE = Settings(
     train=1300,
     methods=(SGLD, PSGLD, *map(PRINTED.format, MEMORIES), BEST, ADAM),
     mirrors=(True, False),
+    methods_aside=(SGLD, PSGLD, BEST, ADAM),
     batch_size=20,
     optimiser_steps=5_000,
     learning_rate=1e-3,
