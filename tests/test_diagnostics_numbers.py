@@ -70,6 +70,17 @@ def test_share_counts_against_the_friction():
     assert heavy == pytest.approx(10 * plain, rel=0.2)
 
 
+def test_noise_that_sghmc_was_told_of_is_no_excess():
+    """It injects αT − β̂ and the gradients εV/2: together αT, as wanted, where β̂ is right."""
+    short = {"steps": 20, "burn_in": 0, "thin": 1, "batch_size": 40, "chains": 1, "start": jnp.asarray(REGRESSION.mean)}
+    untold = run(rw.sghmc(friction=0.1), step_size=1e-3, **short)
+    share = rw.gradient_noise_share(untold)
+    half, told = run(rw.sghmc(friction=0.1), step_size=5e-4 / share, **short), 0.1 * 0.5
+    assert rw.gradient_noise_share(half) == pytest.approx(0.5, abs=0.1)
+    knowing = run(rw.sghmc(friction=0.1, gradient_noise=told), step_size=5e-4 / share, **short)
+    assert rw.gradient_noise_share(knowing) == pytest.approx(0.0, abs=0.1)
+
+
 def test_stiffness_and_effective_rank(monkeypatch):
     result = run(
         rw.Sampler(rw.Langevin(), rw.fixed(np.array([4.0, 1.0]))), GAUSSIAN.target, 2,

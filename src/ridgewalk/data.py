@@ -38,7 +38,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         """Refuse what can be read only once."""
-        if not isinstance(self.size, int) or self.size < 1:
+        if not isinstance(self.size, int | np.integer) or self.size < 1:
             raise ValueError(f"size: {self.size!r} is not a positive number of examples; give N of the whole data set")
         if not hasattr(self.batches, "__iter__"):
             raise ValueError(f"batches: {type(self.batches).__name__} is not iterable; pass a list or a data loader")

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,44 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
 def write_atomically(out: Path, content: bytes) -> None:
     """Write under a temporary name, force it to the disk, and rename it in one step."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    force_to_disk([temporary])
-    os.replace(temporary, out)
+    try:
+        temporary.write_bytes(content)
+        force_to_disk([temporary])
+        os.replace(temporary, out)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # of a full disk, say
+        raise
+
+
+def put_in_place(fresh: Path, path: Path) -> None:
+    """Rename a complete new folder; one that it replaces is removed only afterwards."""
+    former = path.with_name(f".{path.name}.{os.getpid()}.former")
+    if path.exists():
+        os.rename(path, former)
+    os.rename(fresh, path)
+    force_to_disk([path.parent])
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def recover_former(path: Path) -> None:
+    """Give a folder its name back if its replacement was killed between the two renames, or remove what is left."""
+    for former in path.parent.glob(f".{path.name}.*.former"):
+        if _is_running(int(former.suffixes[-2][1:])):
+            continue
+        if path.exists():
+            shutil.rmtree(former, ignore_errors=True)
+        else:
+            os.rename(former, path)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import zarr
 
 from ridgewalk.darcy.grid import Array, Grid
 from ridgewalk.darcy.problems import Problem, Value
-from ridgewalk.files import force_to_disk, refuse_existing, write_atomically
+from ridgewalk.files import force_to_disk, put_in_place, recover_former, refuse_existing, write_atomically
 
 FORMAT = "ridgewalk-darcy"
 FORMAT_VERSION = 1
@@ -81,6 +81,7 @@ def partial_path(path: Path) -> Path:
 
 def begin(path: Path, problem: Problem, plan: Plan, overwrite: bool = False) -> list[int]:
     """Create the growing data set, or find the one a former run left; return the blocks still to do."""
+    recover_former(path)
     refuse_existing(path, overwrite)
     if path.exists() and not is_data_set(path):
         raise ValueError(f"out = {path}: it is not a ridgewalk data set, so it is never overwritten; move it away")
@@ -162,13 +163,7 @@ def finish(path: Path) -> None:
     growing = partial_path(path)
     shutil.rmtree(growing / MARKERS)
     force_to_disk([growing])
-    former = path.with_name(f"{path.name}.replaced-{os.getpid()}")
-    if path.exists():
-        os.rename(path, former)
-    os.rename(growing, path)
-    force_to_disk([path.parent])
-    if former.exists():
-        shutil.rmtree(former)
+    put_in_place(growing, path)
 
 
 def abandon_if_empty(path: Path) -> None:
@@ -189,6 +184,7 @@ def is_data_set(path: Path) -> bool:
 def load(path: str | Path, samples: slice = slice(None), names: Container[str] | None = None) -> DataSet:
     """Read a data set into memory, or some of its samples and arrays."""
     path = Path(path)
+    recover_former(path)
     if not path.exists():
         hint = "; it was begun but not finished: run generate again" if partial_path(path).exists() else ""
         raise ValueError(f"file = {path}: there is no such data set{hint}")

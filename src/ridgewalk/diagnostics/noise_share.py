@@ -11,6 +11,7 @@ from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.gradients_at import FreshBatches, seen_target
 from ridgewalk.diagnostics.select import living_states, typical_step_size
+from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.gradients import GradientEstimator, with_prior
@@ -49,28 +50,30 @@ def _spread(estimator: GradientEstimator, state: State, batches: PyTree) -> Scal
     return squares / (count - 1) / degrees(state.mask, form.size)
 
 
-def injected_share(result: Draws) -> float:
-    """The sampler's own noise as a multiple of 2 ε T G: 1, or the friction where there is a momentum."""
-    dynamics = result.sampler.dynamics
+def _expected(dynamics: Dynamics) -> tuple[float, float]:
+    """The noise a step should have, in units of 2 ε G (T, or α T with friction α), and what of it is left to gradients."""
     if isinstance(dynamics, Hamiltonian):
-        return dynamics.friction - dynamics.gradient_noise / max(dynamics.temperature, 1e-300)
-    return dynamics.diffusion if isinstance(dynamics, Thermostat) else 1.0
+        return dynamics.friction * dynamics.temperature, dynamics.gradient_noise
+    share = dynamics.diffusion if isinstance(dynamics, Thermostat) else 1.0
+    return share * dynamics.temperature, 0.0
 
 
 def gradient_noise_share(result: Draws, *, batches: int = BATCHES, seed: int = 0) -> float:
-    """ε² tr(G V G) against the sampler's noise 2 ε T tr(G), both whitened: ε tr(G V) / (2 T d), with friction α over α.
+    """ε² tr(G V G) against the noise of a step, 2 ε T tr(G), both whitened: ε tr(G V) / (2 T d), with friction α over α.
 
-    V is the covariance of the gradient estimate over batches, at the chains' final states with the final G. Without a
-    thermostat the draws' variances come out too large by about this share.
+    V is the covariance of the gradient estimate over batches, at the chains' final states with the final G. What SGHMC
+    was told to expect (`gradient_noise`) is taken off: less than that is negative. Without a thermostat the draws'
+    variances come out too large by about this share.
     """
-    target, temperature = result.estimator.target, result.sampler.dynamics.temperature
+    target, dynamics = result.estimator.target, result.sampler.dynamics
     if isinstance(target, Density) or (result.batch_size is None and not isinstance(target.data, Batches)):
         return 0.0
-    if not temperature > 0:
+    if not dynamics.temperature > 0:
         return float("inf")
     estimator: Any = result.estimator
     estimator = jax.tree.map(jnp.asarray, replace(estimator, target=seen_target(target)))
     source = FreshBatches(target, result.batch_size or 0, seed)
     states = living_states(result)[:CHAINS]
     spread = np.mean([float(_spread(estimator, state, source.take(batches))) for state in states])
-    return float(typical_step_size(result) * spread / (2 * temperature * injected_share(result)))
+    whole, left = _expected(dynamics)
+    return float((typical_step_size(result) * spread / 2 - left) / whole)

@@ -80,8 +80,10 @@ def effective_rank(result: Draws) -> np.ndarray:
     From G itself up to 512 parameters, above that from 64 random probes; NaN for a chain that diverged.
     """
     ranks = []
-    for state in result.final_states:
-        if dimension(result) <= SMALL:
+    for state, alive in zip(result.final_states, result.alive, strict=True):
+        if not alive:
+            ranks.append(np.nan)
+        elif dimension(result) <= SMALL:
             matrix = np.asarray(preconditioner_matrix(state), float)
             ranks.append(np.trace(matrix) ** 2 / (matrix**2).sum())
         else:
@@ -118,7 +120,7 @@ def stiffness(result: Draws) -> Stiffness:
 def largest_stable(result: Draws) -> float:
     """ε λ_max(G H) at which the dynamics stop being stable: 2, or with friction α, 2 (2 − α).
 
-    On a Gaussian the variance along a direction with eigenvalue λ is T / (1 − ε λ / limit) times what it should be.
+    On a Gaussian the variance along a direction with eigenvalue λ is 1 / (1 − ε λ / limit) times what it should be.
     """
     dynamics = result.sampler.dynamics
     if isinstance(dynamics, Hamiltonian):

@@ -121,7 +121,7 @@ def rescaled(preconditioner: Choice, scale: PyTree) -> Rescaled:
     """
     flat = ravel_pytree(scale)[0]
     values = np.asarray(flat)
-    if not (values.size and np.issubdtype(values.dtype, np.floating)):
+    if not (values.size and jnp.issubdtype(values.dtype, jnp.floating)):
         raise ValueError("scale: give a float for each parameter")
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if bad.size:

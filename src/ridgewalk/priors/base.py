@@ -2,6 +2,7 @@
 
 import functools
 import math
+import numbers
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -79,5 +80,5 @@ def absolute(x: jax.Array) -> jax.Array:
 def check_positive(**values: float) -> None:
     """Raise where a setting is not a positive finite number."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}: {value!r} is not a positive finite number; try 1.0")

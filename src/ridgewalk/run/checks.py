@@ -59,10 +59,23 @@ def step_sizes(step_size: Any, steps: int) -> np.ndarray:
 
 
 def _evaluate(schedule: Callable[[Any], Any], steps: int) -> np.ndarray:
-    values = np.asarray(jax.vmap(schedule)(jnp.arange(steps)), float)
+    try:
+        values = np.asarray(jax.vmap(schedule)(jnp.arange(steps)), float)
+    except TypeError:  # a plain Python function, which asks for numbers: `0.1 if k < 100 else 0.01`
+        values = np.array([schedule(k) for k in range(steps)], float)
     if values.shape != (steps,):
         raise ValueError(f"step_size: the schedule returned shape {values.shape[1:]} for one step; return a number")
     return values
+
+
+def check_key(key: Any) -> None:
+    """One random key, of the new kind or two words of the old."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    new = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
+    old = dtype == np.uint32 and shape is not None and len(shape) == 1
+    if not (new or old):
+        said = f"{type(key).__name__} of shape {shape}" if shape else repr(key)
+        raise ValueError(f"key: {said} is not one random key of JAX; use jax.random.key(0)")
 
 
 def check_position(position: PyTree, name: str = "position") -> PyTree:
@@ -99,6 +112,12 @@ def check_data(target: Target, batch_size: int | None, replacement: bool) -> Row
     leaves, _ = jax.tree_util.tree_flatten_with_path(target.data)
     if not leaves:
         raise ValueError("data: it holds no arrays; pass a pytree of arrays, or use ridgewalk.Density")
+    for path, leaf in leaves:
+        if hasattr(leaf, "iloc"):
+            raise ValueError(
+                f"data{jax.tree_util.keystr(path)}: a {type(leaf).__name__} finds rows by their labels, not their "
+                "places; pass its numbers, .to_numpy()"
+            )
     sizes = {f"data{jax.tree_util.keystr(path)}": np.shape(leaf)[:1] for path, leaf in leaves}
     if () in sizes.values():
         scalar = next(name for name, size in sizes.items() if size == ())
@@ -210,8 +229,9 @@ def _shape(name: str, function: Callable[..., Any], *arguments: PyTree) -> tuple
     return tuple(result.shape)
 
 
-def check_kinds(sampler: Any, target: Any) -> None:
-    """The second and third argument are what they should be."""
+def check_kinds(key: Any, sampler: Any, target: Any) -> None:
+    """The first three arguments are what they should be."""
+    check_key(key)
     if not isinstance(sampler, Sampler):
         hint = "; call it: ridgewalk.sgld()" if callable(sampler) else ""
         raise ValueError(f"sampler: {sampler!r} is not a ridgewalk.Sampler{hint}")

@@ -88,9 +88,7 @@ class DivergenceError(RuntimeError):
     """Every chain diverged; the message says where and what to try."""
 
 
-def stability_limit(
-    sampler: Sampler, estimator: GradientEstimator, position: PyTree, preconditioned: bool = True
-) -> float:
+def stability_limit(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> float:
     """2 / λ_max(G H) at a position, with the preconditioner a chain starts from: about the largest stable step size."""
 
     def largest(position: PyTree) -> Scalar:

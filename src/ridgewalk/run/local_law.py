@@ -146,7 +146,8 @@ def predict(
     relative = law.covariance * np.outer(spread, spread)
     score = _together if judge == "together" else _each
     squared_bias, variance = score(relative, lost, _pair_variance(time, lost), model)
-    return Prediction(float(np.sqrt(squared_bias)), float(np.sqrt(variance / chains)))
+    pooled = chains * (dynamics.delay if isinstance(dynamics, Delayed) else 1)  # M positions that take turns
+    return Prediction(float(np.sqrt(squared_bias)), float(np.sqrt(variance / pooled)))
 
 
 def _together(relative: np.ndarray, lost: np.ndarray, pairs: np.ndarray, model: LocalModel) -> tuple[float, float]:

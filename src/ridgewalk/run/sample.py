@@ -89,7 +89,7 @@ def sample(
         resume: continue from the newest checkpoint, or begin where there is none.
         progress: show a bar, where there is a terminal.
     """
-    checks.check_kinds(sampler, target)
+    checks.check_kinds(key, sampler, target)
     checks.check_counts(steps, burn_in, thin, chains)
     checks.check_pruning(sampler, steps)
     plan = Plan(steps, burn_in, thin, chains, checks.step_sizes(step_size, steps))

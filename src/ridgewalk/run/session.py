@@ -39,8 +39,8 @@ class Session:
         for group, saved in zip(self.groups, jax.tree.unflatten(structure, arrays), strict=True):
             group.restore(saved)
 
-    def run(self, progress: bool) -> str:
-        """Make the steps that are left; returns the signal that ended the run early, if one did."""
+    def run(self, progress: bool) -> None:
+        """Make the steps that are left, as far as no signal ends the run early."""
         with contextlib.ExitStack() as stack:
             request = stack.enter_context(stop_request())
             report = stack.enter_context(progress_bar(self.plan.steps, self.step, progress))
@@ -64,7 +64,6 @@ class Session:
             if self.step and (self.bad_steps < 0).any():
                 self.archive.save(self.step, self._saved())
             self.archive.finish()
-        return request.signal
 
     def _stop(self, start: int, pace: Pace) -> int:
         most = min((group.feed.capacity for group in self.groups if group.feed is not None), default=LONGEST_CHUNK)
@@ -97,7 +96,7 @@ class Session:
         lost = (bad[:, None] >= 0) & (steps[None, :] >= bad[:, None] - 1)
 
         def blank(leaf: np.ndarray) -> np.ndarray:
-            if np.issubdtype(leaf.dtype, np.floating):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
                 leaf[lost] = np.nan
             return leaf
 

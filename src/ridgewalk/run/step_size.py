@@ -118,7 +118,7 @@ def find_step_size(
             parameters. Each counts in units of its own spread.
         progress: print what was found.
     """
-    checks.check_kinds(sampler, target)
+    checks.check_kinds(key, sampler, target)
     sampler = replace(sampler, pruning=None)  # what is stable for all weights is for some
     checks.check_counts(steps, 0, 1, chains)
     _check_dynamics(sampler.dynamics)

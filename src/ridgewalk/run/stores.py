@@ -7,9 +7,10 @@ A group on disk has the final shape from the start, NaN where a draw is still to
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.files import force_to_disk
@@ -22,22 +23,6 @@ CHUNK_BYTES = 2**22
 """About what one compressed piece of an array holds."""
 
 MOST_DRAWS = 2**14
-
-
-class Store(Protocol):
-    """Takes draws in order and gives them back."""
-
-    def write(self, first: int, draws: PyTree) -> None:
-        """Draws from number `first` on; leaves have leading axes (chain, draw)."""
-
-    def blank(self, chain: int, draw: int) -> None:
-        """NaN, where there are floats, for a draw written before."""
-
-    def flush(self) -> None:
-        """Force what was written to where it stays."""
-
-    def read(self, draws: int) -> PyTree:
-        """The first draws."""
 
 
 class MemoryStore:
@@ -57,7 +42,7 @@ class MemoryStore:
     def blank(self, chain: int, draw: int) -> None:
         """NaN for a draw."""
         for room in jax.tree.leaves(self._arrays):
-            if np.issubdtype(room.dtype, np.floating):
+            if jnp.issubdtype(room.dtype, jnp.floating):
                 room[chain, draw] = np.nan
 
     def flush(self) -> None:
@@ -109,7 +94,7 @@ class Column:
 
     def blank(self, chain: int, draw: int) -> None:
         """NaN for a draw, in the piece that waits or on disk."""
-        if not np.issubdtype(self.array.dtype, np.floating):
+        if not jnp.issubdtype(self.array.dtype, jnp.floating):
             return
         if draw >= self.start:
             self.room[chain, draw - self.start] = np.nan
@@ -168,7 +153,7 @@ class ZarrStore:
                     shape=(chains, draws, *leaf.shape),
                     chunks=(1, piece, *leaf.shape),
                     dtype=leaf.dtype,
-                    fill_value=np.nan if np.issubdtype(leaf.dtype, np.floating) else 0,
+                    fill_value=np.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 0,
                     dimension_names=("chain", "draw", *(f"{name}_dim_{i}" for i in range(len(leaf.shape)))),
                 )
         force_to_disk(fresh.rglob("*"))

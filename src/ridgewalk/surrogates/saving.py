@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ridgewalk.files import force_to_disk, write_atomically
+from ridgewalk.files import force_to_disk, put_in_place, recover_former, write_atomically
 from ridgewalk.layout import leaf_names
 from ridgewalk.run.fingerprint import describe
 from ridgewalk.surrogates.choices import NETWORKS
@@ -85,7 +85,7 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
     write_atomically(fresh / ABOUT, _json({**about, "sha256": _digest(about)}))
     write_atomically(fresh / REPORT, _json(model.report_.to_json()))
     force_to_disk([fresh])
-    _put_in_place(fresh, path)
+    put_in_place(fresh, path)
 
 
 def _parts(runs: list[list[Packed]]) -> Iterator[tuple[int, Packed, str]]:
@@ -109,20 +109,11 @@ def _unpacked(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[np.n
 
 def refuse_to_replace(path: Path, overwrite: bool) -> None:
     """Raise where something is in the way: a model is replaced only if that is asked for, anything else never."""
+    recover_former(path)
     if path.exists() and not overwrite:
         raise ValueError(f"path: {path} exists; choose another name, or pass overwrite=True")
     if path.exists() and not is_model(path):
         raise ValueError(f"path: {path} is no saved model, so it is never overwritten; move it away")
-
-
-def _put_in_place(fresh: Path, path: Path) -> None:
-    """Rename the new folder; one that it replaces is removed only afterwards."""
-    former = path.with_name(f".{path.name}.{os.getpid()}.former")
-    if path.exists():
-        os.rename(path, former)
-    os.rename(fresh, path)
-    force_to_disk([path.parent])
-    shutil.rmtree(former, ignore_errors=True)
 
 
 def is_model(path: Path) -> bool:
@@ -165,6 +156,7 @@ def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | No
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    recover_former(path)
     if not path.exists():
         raise ModelError(f"path: {path} does not exist; give a folder written by save, or by ridgewalk fit")
     try:

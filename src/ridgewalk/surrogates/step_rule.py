@@ -21,12 +21,19 @@ from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.layout import layout_of
+from ridgewalk.precondition.dense import Dense
+from ridgewalk.precondition.dense_scaled import DenseScaled
+from ridgewalk.precondition.lbfgs import LBFGS
+from ridgewalk.precondition.limited import Limited
+from ridgewalk.precondition.low_rank import LowRank
 from ridgewalk.run.health import stability_limit
 from ridgewalk.surrogates.likelihoods import Batch
 from ridgewalk.target import Posterior
 from ridgewalk.types import PyTree
 
 SHARE = 0.1
+SCALED_AT_START = Dense, DenseScaled, LowRank, Limited, LBFGS
+"""Without a `first_curvature` they start at G₀ = I/λ_max(H), so that λ_max(G₀ H) = 1 and need not be measured."""
 EXAMPLES = 64
 """Examples that λ_max is measured on: it comes from what the network does to all of them alike."""
 
@@ -35,7 +42,7 @@ def stable_step_size(sampler: Sampler, target: Posterior, position: PyTree, batc
     """ε for the sampler with the preconditioner it starts from, at a mode."""
     form, size = layout_of(position), target.size
     chosen = sampler.preconditioner.specialise(form.size, form.unravel)
-    scaled_at_start = getattr(chosen, "first_curvature", 0) is None  # G₀ = I/λ_max(H), so λ_max(G₀ H) = 1
+    scaled_at_start = isinstance(chosen, SCALED_AT_START) and chosen.first_curvature is None
     limit = 2.0 if scaled_at_start else _measured_limit(sampler, target, position)
     if not np.isfinite(limit):
         raise ValueError(
