@@ -41,10 +41,10 @@ def test_paper_gaussian_has_less_error_and_mixes_faster_than_every_other_sampler
 
 
 @pytest.mark.slow
-def test_logistic_regression_is_as_good_as_with_the_true_covariance():
+def test_logistic_regression_is_as_good_as_with_the_true_covariance(tmp_path):
     assert np.linalg.cond(logistic_regression().hessian) == pytest.approx(1.4e5, rel=0.05)
     settings = logistic.STUDY.presets["quick"]
-    table = logistic.best_rows({piece.name: piece.make() for piece in logistic.plan(settings)})
+    table = logistic.best_rows({piece.name: piece.make(tmp_path) for piece in logistic.plan(settings)})
     for suffix in ("", ", control variates"):
         ours, oracle = table["HASGLD-SA" + suffix], table["true covariance" + suffix]
         assert ours["worst_condition"] <= 4

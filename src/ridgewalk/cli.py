@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ridgewalk.darcy.commands import app as darcy_app
+from ridgewalk.plain_errors import errors_in_plain_words
 from ridgewalk.studies.registry import NAMES, study_named
 from ridgewalk.studies.study import Preset
 from ridgewalk.surrogates.commands import register
@@ -40,16 +41,10 @@ def reproduce(
     """Run the studies; stopped at any moment, the same command goes on where it was."""
     from ridgewalk.studies.runner import run_study  # noqa: PLC0415  (matplotlib loads only when needed)
 
-    for name in NAMES if study == "all" else (study,):
-        try:
+    with errors_in_plain_words():
+        for name in NAMES if study == "all" else (study,):
             path = run_study(study_named(name), preset, out)
-        except KeyboardInterrupt:
-            typer.echo("stopped; the same command goes on with the piece it was at", err=True)
-            raise typer.Exit(130) from None
-        except ValueError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from error
-        typer.echo(f"written to {path.parent}")
+            typer.echo(f"written to {path.parent}")
 
 
 @app.command()
@@ -59,12 +54,8 @@ def report(
     """Make one self-contained page, index.html, of the studies in a folder."""
     from ridgewalk.report.page import write_page  # noqa: PLC0415
 
-    try:
-        path = write_page(folder)
-    except ValueError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    typer.echo(f"written to {path}")
+    with errors_in_plain_words():
+        typer.echo(f"written to {write_page(folder)}")
 
 
 def main() -> None:

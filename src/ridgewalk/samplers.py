@@ -115,10 +115,10 @@ def hasgld_sa(
             directions of the Hessian (the default above); "limited" keeps `snapshots` windows of pairs;
             "as_printed" is Algorithm 2 as printed, which does **not** sample the posterior (see `AsPrinted`).
         base: where the BFGS recursion starts. "running": the current G (dense only, and its default).
-            "scaled_identity": γ⁻¹ I, as in the paper's text.
+            "scaled_identity": γ⁻¹ I, as in the paper's text; above 2,000 parameters the limited form has it.
         adaptation: ω_k of G_k = (1−ω_k) G_{k−1} + ω_k G̃_k, a `PowerDecay` or any function of k = 1, 2, …
         curvature_every: a pair, or a Hessian product, every so many steps.
-        damping: r of Powell's damping, in (0, 1).
+        damping: r of Powell's damping, in (0, 1); like `memory`, of the forms that use pairs, not of "low_rank".
         rank: directions of the low-rank form.
         snapshots: windows of the limited form.
         first_curvature: G₀ = I / first_curvature; by default the largest curvature at the starting point.
@@ -140,16 +140,19 @@ def hasgld_sa(
     }
     pairs: dict[str, Any] = {**common, "memory": memory, "damping": damping}
     dense: Choice = DenseScaled(**pairs) if base == "scaled_identity" else Dense(**pairs)
+    limited = Limited(**pairs, snapshots=snapshots)
     low_rank = LowRank(rank=rank, **common)
+    if base == "running":
+        form = "dense"
     if form == "as_printed":
         first = 1.0 if first_curvature is None else first_curvature
         window = LBFGS(memory, damping, curvature_every, first_curvature=first)
         return Sampler(AsPrinted(adaptation, temperature, noise), window)
     forms: dict[str, Choice] = {
-        "auto": ByDimension(dense, low_rank),
+        "auto": ByDimension(dense, low_rank if base == "auto" else limited),
         "dense": dense,
         "low_rank": low_rank,
-        "limited": Limited(**pairs, snapshots=snapshots),
+        "limited": limited,
     }
     return Sampler(Langevin(temperature, noise), forms[form])
 

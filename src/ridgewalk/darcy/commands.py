@@ -1,13 +1,13 @@
 """`ridgewalk darcy`: generate data sets and look at them."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ridgewalk.plain_errors import errors_in_plain_words
 
 if TYPE_CHECKING:
     from ridgewalk.darcy.permeability import LabelledPermeability
@@ -65,7 +65,7 @@ def generate_source(
     """Three-spot sources in a fixed permeability: f1, f2 ~ N(10, 5), closed box."""
     from ridgewalk.darcy.problems import VaryingSource  # noqa: PLC0415
 
-    with _errors_in_plain_words():
+    with errors_in_plain_words():
         if spread < 0:
             raise ValueError(f"spread = {spread}: give a number of at least 0")
         field = _fixed_permeability(permeability, layer, size, fetch)
@@ -95,7 +95,7 @@ def generate_permeability(
     from ridgewalk.darcy.grid import Grid  # noqa: PLC0415
     from ridgewalk.darcy.problems import VaryingPermeability  # noqa: PLC0415
 
-    with _errors_in_plain_words():
+    with errors_in_plain_words():
         expansion = karhunen_loeve(Grid(size, size), terms, (length_x, length_y), variance)
         lost = 1 - expansion.energy
         typer.echo(f"{terms} terms capture all but {lost:.2g} of the field's variance")
@@ -123,7 +123,7 @@ def multiscale(
     from ridgewalk.darcy.problems import default_block, three_spot_source  # noqa: PLC0415
     from ridgewalk.darcy.solver import grid_of  # noqa: PLC0415
 
-    with _errors_in_plain_words():
+    with errors_in_plain_words():
         field = _fixed_permeability(permeability, layer, size)
         grid = grid_of(field.values)
         source = three_spot_source(grid, np.array(10.0), np.array(10.0), default_block(grid))
@@ -145,7 +145,7 @@ def show(
     """Draw permeability, source, pressure and velocity of one sample."""
     from ridgewalk.darcy.plots import show_sample  # noqa: PLC0415
 
-    with _errors_in_plain_words():
+    with errors_in_plain_words():
         typer.echo(f"wrote {show_sample(file, sample, out, overwrite)}")
 
 
@@ -192,12 +192,3 @@ def _report_redraws(out: Path) -> None:
     redraws = load(out, names=("redraws",)).arrays["redraws"]
     again, samples = int(redraws.sum()), int((redraws > 0).sum())
     typer.echo(f"{again} fields were not positive and were drawn again, in {samples} samples")
-
-
-@contextmanager
-def _errors_in_plain_words() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error

@@ -51,7 +51,7 @@ def _spread(estimator: GradientEstimator, state: State, batches: PyTree) -> Scal
 
 
 def _expected(dynamics: Dynamics) -> tuple[float, float]:
-    """The noise a step should have, in units of 2 ε G (T, or α T with friction α), and what of it is left to gradients."""
+    """A step's noise in units of 2 ε G: T, or α T with friction α. Then what of it is left to the gradients."""
     if isinstance(dynamics, Hamiltonian):
         return dynamics.friction * dynamics.temperature, dynamics.gradient_noise
     share = dynamics.diffusion if isinstance(dynamics, Thermostat) else 1.0
@@ -59,7 +59,7 @@ def _expected(dynamics: Dynamics) -> tuple[float, float]:
 
 
 def gradient_noise_share(result: Draws, *, batches: int = BATCHES, seed: int = 0) -> float:
-    """ε² tr(G V G) against the noise of a step, 2 ε T tr(G), both whitened: ε tr(G V) / (2 T d), with friction α over α.
+    """ε² tr(G V G) against a step's noise, 2 ε T tr(G), both whitened: ε tr(G V) / (2 T d), with friction α over α.
 
     V is the covariance of the gradient estimate over batches, at the chains' final states with the final G. What SGHMC
     was told to expect (`gradient_noise`) is taken off: less than that is negative. Without a thermostat the draws'

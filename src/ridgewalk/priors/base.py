@@ -80,5 +80,10 @@ def absolute(x: jax.Array) -> jax.Array:
 def check_positive(**values: float) -> None:
     """Raise where a setting is not a positive finite number."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not (math.isfinite(value) and value > 0):
+        if not _is_positive(value):
             raise ValueError(f"{name}: {value!r} is not a positive finite number; try 1.0")
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and bool(value > 0)

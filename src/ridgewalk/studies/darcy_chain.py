@@ -25,6 +25,7 @@ from ridgewalk.types import PyTree
 
 LEVEL = 0.9
 EXAMPLES_AT_ONCE = 50
+POTENTIALS = "first_potential", "last_potential"
 PRUNED_BY, KEPT_FROM = 0.4, 0.6
 """Shares of a chain: pruning ends, draws begin."""
 
@@ -34,8 +35,8 @@ class Ended(NamedTuple):
 
     draws: PyTree
     seconds: float
-    potentials: tuple[float, float]
-    """Ũ, averaged over the first and the last twentieth of the steps."""
+    potentials: tuple[float, float] | None = None
+    """Ũ on a batch, averaged over the first and the last twentieth of the draws; of samplers only."""
 
 
 def pruning_of(sampler: Sampler, sparsity: float, steps: int) -> Sampler:
@@ -61,7 +62,8 @@ def run_method(
             pruning=pruning,
         )
         draws = jax.tree.map(lambda leaf: np.asarray(leaf)[None], end)
-        return Ended(draws, time.perf_counter() - began, (0.0, 0.0))
+        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
+        return Ended(draws, time.perf_counter() - began) if finite else None
     method = SAMPLERS[name]
     plain = method.build(settings.temperature, seen)
     steps = method.steps(gradients)
@@ -141,6 +143,4 @@ def judge_draws(task: Task, ended: Ended) -> Values:
         "width": float(width(corrected)[0]),
         "zeros": float(np.mean(np.concatenate([leaf[-1].ravel() for leaf in leaves]) == 0)),
         "seconds": ended.seconds,
-        "first_potential": ended.potentials[0],
-        "last_potential": ended.potentials[1],
-    }
+    } | ({} if ended.potentials is None else dict(zip(POTENTIALS, ended.potentials, strict=True)))

@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
     scale: PyTree
     second_moment: PyTree
-    """E g² of a batch, as the scales tell it."""
+    """E g² of a batch as the scales tell it: with the prior's curvature times N/n, and not below their least."""
     steepest: float
     steepest_rescaled: float
 

@@ -27,7 +27,7 @@ class Method(NamedTuple):
     unit: Callable[[Look], float]
     shares: tuple[float, ...]
     usual: float
-    """The share that the full studies chose, for those that do not tune."""
+    """A share near those that the full studies chose, for studies that do not tune."""
     pays_for_scales: bool = False
     pair_every: int = 0
     """Steps for each of which a pair costs one gradient more; 0 for none."""
@@ -104,7 +104,7 @@ def shares_of(name: str) -> tuple[float, ...]:
 
 
 def usual_share(name: str) -> float:
-    """The one that the full studies chose."""
+    """One near those that the full studies chose."""
     return USUAL_RATE if name == ADAM else SAMPLERS[name].usual
 
 

@@ -59,6 +59,7 @@ CHAIN_ONLY = (
     "sparsities",
     "methods",
     "mirrors",
+    "methods_aside",
     "chain_gradients",
     "draws",
     "temperature",

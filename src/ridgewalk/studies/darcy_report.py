@@ -7,7 +7,7 @@ import numpy as np
 
 from ridgewalk.studies.chains import mean_and_error
 from ridgewalk.studies.darcy_methods import ADAM_RATES, shares_of
-from ridgewalk.studies.darcy_names import MEMORIES, NAMES, OURS, PRINTED, SGLD
+from ridgewalk.studies.darcy_names import DIAGONAL, MEMORIES, NAMES, OURS, PRINTED, SGLD
 from ridgewalk.studies.darcy_settings import PAPER, Settings
 from ridgewalk.studies.schema import Cell, Mark, Number, Table, beside_paper
 
@@ -111,6 +111,7 @@ def cost_table(settings: Settings, runs: Rows) -> Table:
     """Seconds and gradients of a run."""
     seconds = errors_of(runs, "seconds")
     chosen = {row["method"]: row["share"] for row in runs}
+    also = " and of SGHMC" if DIAGONAL in settings.methods else ""
     lines = []
     for name in (name for name in NAMES if name in seconds):
         mean = float(np.mean([value for value, _ in seconds[name].values()]))
@@ -122,8 +123,8 @@ def cost_table(settings: Settings, runs: Rows) -> Table:
         ("", "step size", "gradients of the optimiser", "gradients of the chain", "seconds of the chain"),
         tuple(lines),
         f"Batches of {settings.batch_size}. Step sizes: SGLD's is a share of the largest stable one; those of "
-        "HASGLD-SA (but not as printed) and of SGHMC are shares of 1 / λ_max in units of the weights' scales, from "
-        "which G may grow; pSGLD's and those as printed are plain numbers; Adam's is its first rate. Seconds contain "
+        f"HASGLD-SA (but not as printed){also} are shares of 1 / λ_max in units of the weights' scales, from which G "
+        "may grow; pSGLD's and those as printed are plain numbers; Adam's is its first rate. Seconds contain "
         "compilation, but not the scales and curvatures measured at the start.",
     )
 

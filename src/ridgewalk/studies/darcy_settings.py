@@ -49,11 +49,11 @@ class Settings:
     relative_noise: float = 0.003
     """σ of the Gaussian likelihood, in units of a field's root mean square."""
     temperature: float = 1e-3
-    """Of the posterior that chains sample, p^(1/T): at 1 the warmth of so many weights drowns what was learnt."""
+    """T of the noise that samplers add: at 1 the warmth of so many weights drowns what was learnt."""
     prior_scale: float = 0.012
     """Standard deviation of the weights' Gaussian prior: small enough that weights which do nothing die out."""
     tuned: bool = True
-    """Whether step sizes are chosen on held-out samples; else they are those the full study chose."""
+    """Whether step sizes are chosen on held-out samples; else they are near those the full study chose."""
     tuning_sparsity: float = 0.5
     multiscale_samples: int = 20
 

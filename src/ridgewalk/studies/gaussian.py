@@ -126,8 +126,8 @@ def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) ->
 STUDY = Study(
     "gaussian",
     {Preset.quick: Settings(seeds=16, timed_seeds=16, every_step_size=False), Preset.paper: Settings()},
-    "16 seeds in place of 128, and one to three step sizes a "
-    "sampler (and one friction) in place of five (and two or three). Chains have their full 30,000 steps.",
+    "16 seeds in place of 128, and one to four step sizes a "
+    "sampler (and one friction) in place of three to six (and two or three). Chains have their full 30,000 steps.",
     plan,
     assemble,
 )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from ridgewalk.files import write_atomically
+from ridgewalk.studies.pieces import identity
 
 Arrays = dict[str, np.ndarray]
 
@@ -19,13 +21,15 @@ def kept(folder: Path, name: str, settings: Mapping[str, Any], make: Callable[[P
 
     `make` gets a folder of its own for checkpoints, which is the same when it is called again.
     """
-    text = json.dumps(settings, sort_keys=True, allow_nan=False)
+    text = json.dumps(identity(settings), sort_keys=True)
     stem = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     place = folder / "kept"
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{stem}.safetensors"
     if path.exists():
         return load(path.read_bytes())
-    arrays = make(place / f"{stem}.unfinished")
+    unfinished = place / f"{stem}.unfinished"
+    arrays = make(unfinished)
     write_atomically(path, save({key: np.ascontiguousarray(value) for key, value in arrays.items()}))
+    shutil.rmtree(unfinished, ignore_errors=True)
     return arrays

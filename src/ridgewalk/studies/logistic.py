@@ -127,8 +127,9 @@ def _line(name: str, table: dict[str, dict[str, Any]]) -> tuple[Cell, ...]:
     row = table[name]
     truth = TRUTH + (CENTRED if name.endswith(CENTRED) else "")
     ours = name.startswith("HASGLD") and truth in table
-    mark = judge(row["covariance_error"], table[truth]["covariance_error"], error=0.1 * row["covariance_error"])
-    error = Number(row["covariance_error"], row["covariance_error_se"], ".3f", mark=mark if ours else None)
+    seen = row["covariance_error"]
+    mark = judge(seen, table[truth]["covariance_error"], error=0.1 * seen) if ours else None
+    error = Number(seen, row["covariance_error_se"], ".3f", mark=mark)
     cond = Number(row["worst_condition"], style=".3g")
     return name, f"{row['step_size']:g}", error, cond, f"{row['gradients']:,}"
 

@@ -37,7 +37,7 @@ class Pieces:
             content = json.loads(path.read_text())
         except ValueError:
             return None  # not written by this class: its writes are whole
-        if content.get("settings") != identity(piece):
+        if content.get("settings") != identity(piece.settings):
             return None
         return Recorded(content["values"], content["seconds"])
 
@@ -46,19 +46,19 @@ class Pieces:
         start = time.perf_counter()
         values = piece.make(self.folder.parent)
         recorded = Recorded(_plain(values), time.perf_counter() - start)
-        content = {"piece": piece.name, "settings": identity(piece), **recorded._asdict()}
+        content = {"piece": piece.name, "settings": identity(piece.settings), **recorded._asdict()}
         write_atomically(self._path(piece), json.dumps(content, allow_nan=False).encode())
         return recorded
 
     def _path(self, piece: Piece) -> Path:
-        text = json.dumps(identity(piece), sort_keys=True)
+        text = json.dumps(identity(piece.settings), sort_keys=True)
         return self.folder / f"{piece.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
 
 
-def identity(piece: Piece) -> dict[str, Any]:
-    """Everything that the numbers of a piece depend on: its settings, the precision and the versions that matter."""
+def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that numbers depend on: the settings they are made with, the precision, the versions that matter."""
     made_with = {name: version(name) for name in ("ridgewalk", "jax")}
-    return _plain({**piece.settings, "x64": bool(jax.config.read("jax_enable_x64")), "versions": made_with})
+    return _plain({**settings, "x64": bool(jax.config.read("jax_enable_x64")), "versions": made_with})
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 import io
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgewalk.plain_errors import errors_in_plain_words
 from ridgewalk.surrogates.defaults import DEFAULT_PRIOR
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def fit(
     from ridgewalk.files import refuse_existing  # noqa: PLC0415
     from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
 
-    with _errors_in_plain_words():
+    with errors_in_plain_words():
         refuse_existing(out, overwrite)
         x, y = read_examples(data, [inputs, targets])
         from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
@@ -149,10 +148,12 @@ def predict(
     from ridgewalk.files import refuse_existing, write_atomically  # noqa: PLC0415
     from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
 
-    with _errors_in_plain_words():
+    with errors_in_plain_words():
         if out.suffix != ".npz":
             raise ValueError(f"out = {out}: predictions are written as .npz; give a name that ends so")
         refuse_existing(out, overwrite)
+        if not out.parent.is_dir():
+            raise ValueError(f"out = {out}: there is no folder {out.parent}; make it first")
         (x,) = read_examples(data, [inputs])
         import numpy as np  # noqa: PLC0415
 
@@ -178,7 +179,7 @@ def evaluate(
     """Compare a fitted model with targets: errors, scores, coverage and width of intervals."""
     from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
 
-    with _errors_in_plain_words():
+    with errors_in_plain_words():
         x, y = read_examples(data, [inputs, targets])
         from ridgewalk.surrogates import evaluation  # noqa: PLC0415
 
@@ -202,15 +203,3 @@ def register(app: typer.Typer) -> None:
     commands: tuple[Any, ...] = (fit, predict, evaluate)
     for command in commands:
         app.command()(command)
-
-
-@contextmanager
-def _errors_in_plain_words() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, RuntimeError, OSError) as error:  # a run whose chains all diverged is a RuntimeError
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt as stop:
-        typer.echo(f"{stop or 'interrupted'}", err=True)
-        raise typer.Exit(130) from stop

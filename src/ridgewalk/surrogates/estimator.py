@@ -271,6 +271,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """R² of the mean, averaged over outputs."""
         targets = np.asarray(y, float)
+        check_consistent_length(X, targets, sample_weight)
         predicted = self.predict(X).reshape(len(targets), -1)
         return float(r2_score(targets.reshape(len(targets), -1), predicted, sample_weight=sample_weight))
 
