@@ -1,8 +1,11 @@
 """Every wrong argument is named, with its value and what to do about it."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from jax.scipy.stats import norm
 
@@ -166,6 +169,20 @@ CASES = {
         ["log_density", "'b'", "arrays are a"],
     ),
     "keys of two kinds": (lambda: run(position={"a": jnp.ones(2), 1: jnp.ones(1)}), ["position", "one kind of key"]),
+    "key": (lambda: rw.sample(0, rw.sgld(), TARGET, jnp.zeros(3), steps=5, step_size=0.1), ["0", "jax.random.key(0)"]),
+    "several keys": (
+        lambda: rw.find_step_size(jax.random.split(jax.random.key(0)), rw.sgld(), TARGET, jnp.zeros(3), batch_size=5),
+        ["key", "(2,)"],
+    ),
+    "table for data": (
+        lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X, pd.Series(np.zeros(20))))),
+        ["data[1]", "Series", "labels", ".to_numpy()"],
+    ),
+    "half floats on disk": (
+        lambda: run(position=jnp.zeros(3, jnp.bfloat16), store="never-made.zarr"),
+        ["position", "bfloat16", "float32"],
+    ),
+    "spread of a prior": (lambda: rw.gaussian_prior(None), ["scale", "None", "1.0"]),
     "svrg never": (lambda: rw.svrg(TARGET, every=0), ["every", "0"]),
     "svrg without data": (lambda: rw.svrg(rw.Density(log_prior), every=5), ["target", "Density"]),
     "control variates without data": (
@@ -183,6 +200,19 @@ def test_names_argument_value_and_fix(name):
     message = str(caught.value)
     for word in words:
         assert word in message, message
+
+
+def test_schedules_may_be_plain_python():
+    """`0.1 if k < 100 else 0.01` asks for the number, which a traced step is not."""
+    by_hand = run(step_size=lambda k: 0.001 if k < 5 else 0.0001 / math.sqrt(k))
+    assert by_hand.step_sizes[[4, 9]].tolist() == [0.001, 0.0001 / 3]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        run(step_size=lambda k: k + "1")
+
+
+def test_numbers_may_be_numpys():
+    rw.gaussian_prior(np.float32(2.0))
+    assert rw.Batches([(X, Y)], size=np.int64(1_000)).size == 1_000
 
 
 def censored(theta, batch):

@@ -151,7 +151,9 @@ def test_darcy_is_a_leaf():
                 assert node.level == 0, file
             for name in names:
                 assert not name.startswith("jax"), (file, name)
-                assert not name.startswith("ridgewalk") or name.startswith(("ridgewalk.darcy", "ridgewalk.files")), (
+                assert not name.startswith("ridgewalk") or name.startswith(
+                    ("ridgewalk.darcy", "ridgewalk.files", "ridgewalk.plain_errors")
+                ), (
                     file,
                     name,
                 )

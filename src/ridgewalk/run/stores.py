@@ -58,10 +58,17 @@ def settings_of(path: Path) -> Any:
     import zarr  # noqa: PLC0415
 
     try:
-        about = dict(zarr.open_group(path, mode="r").attrs)
+        about: dict[str, Any] = dict(zarr.open_group(path, mode="r").attrs)
     except (OSError, ValueError):
         return None
-    return about.get("settings") if about.get("format") == FORMAT else None
+    if about.get("format") != FORMAT:
+        return None
+    if about.get("format_version", 0) > FORMAT_VERSION:
+        raise ValueError(
+            f"store: {path} has format version {about['format_version']}, this ridgewalk writes {FORMAT_VERSION}; "
+            "upgrade ridgewalk, or choose another name"
+        )
+    return about.get("settings")
 
 
 class Column:
@@ -139,6 +146,12 @@ class ZarrStore:
         """Lay the arrays out under a temporary name, so that a half-made layout is never opened."""
         import zarr  # noqa: PLC0415
 
+        for leaf in jax.tree.leaves(like):
+            if np.dtype(leaf.dtype).kind == "V":
+                raise ValueError(
+                    f"position: draws of dtype {leaf.dtype} cannot be kept on disk, as store and checkpoint do; start "
+                    "from float32 numbers, or keep='moments'"
+                )
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         about = {"format": FORMAT, "format_version": FORMAT_VERSION, **attributes}
