@@ -115,9 +115,9 @@ def rescaled(preconditioner: Choice, scale: PyTree) -> Rescaled:
     """`preconditioner` in coordinates where a parameter of scale 2 counts as 1.
 
     `scale` has the structure of the position (or is the flat vector): about the standard deviation of each parameter,
-    or anything that follows it, such as (second moment of the gradient)^(−1/4). Only ratios matter where the inner
-    preconditioner finds its own first scale, as `Limited`, `LowRank` and `Dense` do. Scales are rounded to powers of 2:
-    going there and back then changes no digit.
+    or something between that and 1, such as its square root, (second moment of the gradient)^(−1/4). Only ratios matter
+    where the inner preconditioner finds its own first scale, as `Limited`, `LowRank` and `Dense` do. Scales are rounded
+    to powers of 2: going there and back then changes no digit.
     """
     flat = ravel_pytree(scale)[0]
     values = np.asarray(flat)

@@ -1,5 +1,6 @@
 """What can be wrong before the first step, said with the argument, its value and the fix."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -242,4 +243,9 @@ def check_kinds(key: Any, sampler: Any, target: Any) -> None:
         raise ValueError(
             f"target: {type(target).__name__} is neither a ridgewalk.Posterior, a ridgewalk.Density nor an "
             "estimator such as ridgewalk.control_variates(target, centre)"
+        )
+    if not dataclasses.is_dataclass(target):
+        raise ValueError(
+            f"target: the estimator {type(target).__name__} is a plain class, which JAX cannot look into; put "
+            "@ridgewalk.settings.settings over it"
         )
