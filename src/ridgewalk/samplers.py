@@ -1,6 +1,6 @@
 """The named recipes: each a few lines over dynamics × preconditioner.
 
-All step sizes ε follow one convention: the drift is `−ε G ∇U` and the noise has covariance `2 ε T G`. With momentum that
+All step sizes ε follow one convention: the drift is `−ε G ∇U`, the noise has covariance `2 ε T G`. With momentum that
 is what a step comes to at friction 1; `as_printed` has no such law. Libraries that write ε/2 and ε (TensorFlow
 Probability, and SGMCMCJax's pSGLD) need twice the step size given here.
 """
