@@ -18,7 +18,7 @@ class Delayed(Dynamics):
 
     With a window of M − 1 pairs `(θ_j − θ_{j−M})`, j = k−M+1 … k−1, G uses θ_{k−2M+1} … θ_{k−1} without
     θ_{k−M}: it is computed without the point the step leaves from, and Γ is left out. That point still acts through the
-    later ones, so a bias remains; it falls with M.
+    later ones (and through the γ before, where that bounds the new one), so a bias remains; it falls with M.
     """
 
     delay: int = 2

@@ -15,7 +15,7 @@ from ridgewalk.types import Scalar
 def bfgs_core(
     gram: jax.Array, core: jax.Array, scale: Scalar, s: Scalar | int, y: Scalar | int, damping: float
 ) -> jax.Array:
-    """Q after one damped BFGS update (eq. 5) of G = I/γ + Pᵀ Q P by the pair in rows s and y of P.
+    """Q after one damped BFGS update (eq. 6) of G = I/γ + Pᵀ Q P by the pair in rows s and y of P.
 
     G' = (I − ρ s ȳᵀ) G (I − ρ ȳ sᵀ) + ρ s sᵀ with ρ = 1 / sᵀȳ; rows of zeros leave Q as it is.
     """

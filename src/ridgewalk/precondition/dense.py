@@ -58,7 +58,7 @@ def check_fits(dimension: int, itemsize: int = 4) -> None:
 
 @settings
 class Dense(Settling):
-    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8), G̃_k the BFGS updates of G_{k−1} itself by M pairs.
+    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 13), G̃_k the BFGS updates of G_{k−1} itself by M pairs.
 
     The fixed-point equation of the paper lets the map depend on G; starting the recursion from the running G
     makes the exact H⁻¹ the fixed point on a Gaussian target, where γ⁻¹ I does not.

@@ -44,7 +44,7 @@ class DenseScaledOperator(NamedTuple):
 
 @settings
 class DenseScaled(Settling):
-    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 8) with G̃_k from γ⁻¹ I and the newest M pairs: O(d³) a step."""
+    """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 13) with G̃_k from γ⁻¹ I and the newest M pairs: O(d³) a step."""
 
     memory: int = 4
     adaptation: Adaptation = DEFAULT_ADAPTATION

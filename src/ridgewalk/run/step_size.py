@@ -102,7 +102,8 @@ def find_step_size(
     Ctrl-C and SIGTERM in a pilot run raise KeyboardInterrupt once its chunk is done.
 
     It costs two chains of 3,000 steps, or of 23,000 where G is learnt, for runs of 20,000 steps or more, sixteen of
-    1,000 for the check, and a Hessian product per parameter (24 for large models) at 8 places.
+    1,000 for the check, and a Hessian product per parameter (24 for large models) at 8 places, once for each G that is
+    looked at (two, or up to eight where G is learnt).
 
     Args:
         key: a JAX random key.
