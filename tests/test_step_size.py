@@ -234,7 +234,7 @@ def test_halving_check_lowers_a_step_size_that_curvature_alone_would_allow():
         jax.random.key(1), rw.sgld(), target, jnp.zeros(2), steps=20_000, step_size=found, chains=4, progress=False
     )
     # E x² of exp(−x⁴/4) is 2 Γ(3/4) / Γ(1/4) = 0.676.
-    assert np.mean(np.asarray(result.positions) ** 2) == pytest.approx(0.676, rel=0.3)
+    assert np.mean(np.asarray(result.positions) ** 2) == pytest.approx(0.676, rel=0.1)
 
 
 CASES = {
