@@ -39,9 +39,9 @@ def draw_biases(biases: dict[str, list[dict[str, Any]]]) -> Figure:
     """The bias of a posterior average against step size, batch size and memory."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    _measured(left, biases["step_size"], "bias of the variance (1 is right)")
+    _measured(left, biases["step_size"], "relative bias of the variance")
     left.set(xlabel="step size ε", title="smaller steps, exact gradients")
-    _measured(middle, biases["batch_size"], "bias of the variance (1 is right)")
+    _measured(middle, biases["batch_size"], "relative bias of the variance")
     middle.set(xlabel="batch size n (of 1,000)", title="larger batches, ε fixed")
     for base, label, colour, marker in (
         ("scaled_identity", "base γ⁻¹I (the paper's text)", "tab:orange", "s"),
@@ -54,6 +54,7 @@ def draw_biases(biases: dict[str, list[dict[str, Any]]]) -> Figure:
         axes.set(xscale="log", yscale="log")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
         axes.legend()
+    right.legend(loc="lower left", bbox_to_anchor=(0.0, 0.3))  # between the two curves
     memories = sorted({row["x"] for row in biases["memory"]})
     right.set_xticks(memories, [str(m) for m in memories])
     batches = sorted({row["x"] for row in biases["batch_size"]})
