@@ -54,8 +54,14 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("model", MODELS)
+COMBINATIONS = [
+    pytest.param(model, sampler, marks=[] if model == "plain" or sampler == "hasgld_sa" else [pytest.mark.slow])
+    for model in MODELS
+    for sampler in SAMPLERS
+]
+
+
+@pytest.mark.parametrize(("model", "sampler"), COMBINATIONS)
 def test_structure_and_dtypes_are_kept(model, sampler):
     start, predict = MODELS[model]()
 

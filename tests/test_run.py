@@ -48,7 +48,7 @@ def test_burn_in_and_thinning_select_from_the_same_chain(burn_in, thin):
     assert int(kept.final_states[0].step) == 60
 
 
-@pytest.mark.parametrize("chains", [1, 2])
+@pytest.mark.parametrize("chains", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
     whole = run(chains=chains, burn_in=13, thin=3)
     monkeypatch.setattr(loop, "LONGEST_BLOCK", 4)
@@ -183,6 +183,7 @@ print(result)
 """
 
 
+@pytest.mark.slow
 def test_vectorised_chains_with_the_default_memory_come_back():
     """Batches of 32-row eigenproblems once waited for their own threads for ever; hence a process of its own."""
     done = subprocess.run([sys.executable, "-c", MANY_CHAINS], capture_output=True, text=True, timeout=240, check=True)

@@ -23,7 +23,6 @@ ALWAYS = {
     "check_mixin_order",
     "check_no_attributes_set_in_init",
     "check_parameters_default_constructible",
-    "check_regressor_multioutput",
     "check_set_params",
     "check_valid_tag_types",
 }

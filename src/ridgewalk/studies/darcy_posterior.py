@@ -60,6 +60,7 @@ CHAIN_ONLY = (
     "methods",
     "mirrors",
     "methods_aside",
+    "sparsities_aside",
     "chain_gradients",
     "draws",
     "temperature",

@@ -54,16 +54,16 @@ def in_words(sparsity: float) -> str:
 
 def error_table(
     settings: Settings,
-    methods: Sequence[str],
+    mirror: bool,
     runs: Rows,
     start: tuple[float, float],
     caption: str,
     multiscale: Mapping[str, Any],
 ) -> Table:
     """Every method at every sparsity, the paper's number beside ours; the error of the common start comes first."""
-    errors, paper = errors_of(runs), PAPER[settings.kind]
+    errors, paper, methods = errors_of(runs), PAPER[settings.kind], settings.methods_of(mirror)
     lines: list[tuple[Cell, ...]] = []
-    for sparsity in settings.sparsities:
+    for sparsity in settings.sparsities_of(mirror):
         cells: list[Cell] = []
         for name in methods:
             if sparsity not in errors.get(name, {}):

@@ -41,6 +41,8 @@ class Settings:
     """Whether the mirror symmetry y → 1 − y is used: images of training samples too, predictions averaged over both."""
     methods_aside: tuple[str, ...] = ()
     """Methods of the sides after the first of `mirrors`; all of them where empty."""
+    sparsities_aside: tuple[float, ...] = ()
+    """The same of sparsities."""
     batch_size: int = 50
     optimiser_steps: int = 2_400
     learning_rate: float = 2e-3
@@ -60,3 +62,7 @@ class Settings:
     def methods_of(self, mirror: bool) -> tuple[str, ...]:
         """Those compared with or without the symmetry."""
         return self.methods if mirror == self.mirrors[0] else self.methods_aside or self.methods
+
+    def sparsities_of(self, mirror: bool) -> tuple[float, ...]:
+        """Those tried with or without the symmetry."""
+        return self.sparsities if mirror == self.mirrors[0] else self.sparsities_aside or self.sparsities

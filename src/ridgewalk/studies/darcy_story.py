@@ -53,10 +53,11 @@ def assemble(settings: Settings, results: Mapping[str, Values], folder: Path) ->
         picture = Picture(bars, caption, "Bars: the error of every method at every sparsity; dashed: the paper's best.")
         start = starts_of(rows, mirror)
         tables = (
-            error_table(settings, settings.methods_of(mirror), runs, start, caption, multiscale),
-            verdict_table(settings, runs, start[0]),
+            error_table(settings, mirror, runs, start, caption, multiscale),
+            verdict_table(settings, mirror, runs, start[0]),
         )
         left_out = [name for name in settings.methods if name not in settings.methods_of(mirror)]
+        left_out += [in_words(s) for s in settings.sparsities if s not in settings.sparsities_of(mirror)]
         text = (f"Not run here, to save time: {'; '.join(left_out)}.",) if left_out else ()
         sections.append(Section("Errors" + (f" {said}" if said else ""), text, tables, (picture,)))
     mirror = settings.mirrors[0]

@@ -23,7 +23,7 @@ SHOWN = (SGLD, BEST)
 """Methods whose predicted fields are drawn."""
 BASES = (1, 2, 4)
 """Basis functions an edge, of the multiscale solver."""
-PLANNED = ("seeds", "sparsities", "methods", "mirrors", "methods_aside")
+PLANNED = ("seeds", "sparsities", "methods", "mirrors", "methods_aside", "sparsities_aside")
 """Settings that say which pieces there are, and not how one is made."""
 
 
@@ -128,7 +128,7 @@ def plan(settings: Settings) -> list[Piece]:
                 cost = len(shares_of(name)) * short / 2
                 pieces.append(Piece(f"{side}tuned-{_plainly(name)}", about, _tuning(settings, mirror, name), cost))
         for seed in range(settings.seeds):
-            for sparsity in settings.sparsities:
+            for sparsity in settings.sparsities_of(mirror):
                 for name in settings.methods_of(mirror):
                     about = known | about_method(name) | {"sparsity": sparsity, "seed": seed}
                     about |= {} if settings.tuned else {"usual": usual_share(name)}

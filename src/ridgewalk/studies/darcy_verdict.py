@@ -27,11 +27,11 @@ def beside_sgld(runs: Rows, sparsity: float) -> Number:
     return Number(float(mine.mean() / other.mean()), style=STYLE, mark=mark)
 
 
-def verdict_table(settings: Settings, runs: Rows, start: float) -> Table:
+def verdict_table(settings: Settings, mirror: bool, runs: Rows, start: float) -> Table:
     """The valid HASGLD-SA with M = 2, chosen beforehand and not by these errors."""
     errors, paper = errors_of(runs).get(BEST, {}), PAPER[settings.kind]
     lines: list[tuple[Cell, ...]] = []
-    for sparsity in settings.sparsities:
+    for sparsity in settings.sparsities_of(mirror):
         if sparsity not in errors:
             lines.append((in_words(sparsity), Number(None, note="diverged"), "–", "–"))
             continue

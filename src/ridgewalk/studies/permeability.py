@@ -12,6 +12,7 @@ PAPER_SIZE = Settings(
     methods=(SGLD, PSGLD, *map(PRINTED.format, MEMORIES), BEST, ADAM),
     mirrors=(True, False),
     methods_aside=(SGLD, BEST, ADAM),
+    sparsities_aside=(0.0, 0.3, 0.5),
     batch_size=20,
     optimiser_steps=5_000,
     learning_rate=1e-3,
