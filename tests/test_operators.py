@@ -68,3 +68,17 @@ def test_work_that_is_not_due_is_not_done():
     compiled = jax.jit(run).lower(jnp.eye(4), jnp.eye(4), 100).compile().as_text()
     products = [computation.count(" dot(") for computation in compiled.split("\n}\n") if " dot(" in computation]
     assert products == [2], "both products belong in the inner loop's body"
+
+
+def test_the_base_that_was_asked_for_is_used_at_any_size():
+    """γ⁻¹ I needs pairs, which the low-rank form has not; the running G must be stored."""
+    asked = {base: rw.hasgld_sa(base=base).preconditioner for base in ("auto", "scaled_identity", "running")}
+    forms = {(base, d): type(rule.specialise(d, None)) for base, rule in asked.items() for d in (10, 3_000)}
+    assert forms == {
+        ("auto", 10): rw.Dense,
+        ("auto", 3_000): rw.LowRank,
+        ("scaled_identity", 10): DenseScaled,
+        ("scaled_identity", 3_000): rw.Limited,
+        ("running", 10): rw.Dense,
+        ("running", 3_000): rw.Dense,
+    }
