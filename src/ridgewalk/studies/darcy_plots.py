@@ -1,6 +1,6 @@
 """Figures of the Darcy studies: errors of all methods, and predicted fields with their uncertainty."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -60,23 +60,22 @@ def draw_error_bars(
     return figure
 
 
-def draw_fields(grid: Grid, truth: Array, predicted: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Velocity along x: the truth, then for every method its prediction, error and standard deviation."""
+def draw_fields(grid: Grid, truth: Array, predicted: Mapping[str, tuple[Array, Array]]) -> Figure:
+    """Velocity along x: the truth, then for every method its prediction, error and spread (mean of a cell's edges)."""
     # The layout does not see how far the bars' numbers reach: a margin on the right is for them.
     figure = Figure(figsize=(12, 2.9 * len(predicted)), layout=ConstrainedLayoutEngine(rect=(0, 0, 0.96, 1)))
     rows = figure.subplots(len(predicted), 4, squeeze=False)
     true = cell_velocity(grid, np.asarray(truth))[0]
     shared = Normalize(float(true.min()), float(true.max()))
-    parts = {name: (np.asarray(flux), np.asarray(spread)) for name, (flux, spread) in predicted.items()}
-    velocities = {name: cell_velocity(grid, flux)[0] for name, (flux, _) in parts.items()}
+    velocities = {name: cell_velocity(grid, flux)[0] for name, (flux, _) in predicted.items()}
     worst = max(float(np.abs(velocity - true).max()) for velocity in velocities.values())
-    spreads = {name: cell_velocity(grid, spread)[0] for name, (_, spread) in parts.items()}
+    spreads = {name: cell_velocity(grid, spread)[0] for name, (_, spread) in predicted.items()}
     widest = max(float(spread.max()) for spread in spreads.values())
-    for line, name in zip(rows, parts, strict=True):
+    for line, name in zip(rows, predicted, strict=True):
         _show(figure, line[0], true, "true $u_x$", "viridis", shared)
         _show(figure, line[1], velocities[name], f"{name}:\npredicted $u_x$", "viridis", shared)
         _show(figure, line[2], np.abs(velocities[name] - true), "absolute error", "magma", Normalize(0, worst))
-        _show(figure, line[3], spreads[name], "mean of its edges'\nstandard deviations", "magma", Normalize(0, widest))
+        _show(figure, line[3], spreads[name], "standard deviation\nof the draws", "magma", Normalize(0, widest))
     return figure
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from ridgewalk.studies.darcy_data import FlowData, flow_data
 from ridgewalk.studies.darcy_names import BEST
@@ -83,14 +84,20 @@ def _about(settings: Settings, data: FlowData) -> str:
 
 
 def _fields(settings: Settings, runs: list[Mapping[str, object]], folder: Path) -> tuple[Picture, ...]:
-    shown = {str(row["method"]): (row["flux"], row["spread"]) for row in runs if "flux" in row}
+    task = task_of(settings, settings.mirrors[0])
+    outputs = task.scaled.outputs
+    noise = outputs.spread(np.full((1, task.scaled.y.shape[1]), task.noise))[0]
+    shown = {}
+    for row in (row for row in runs if "flux" in row):
+        spread = np.asarray(row["spread"], float)
+        shown[str(row["method"])] = np.asarray(row["flux"]), np.sqrt(np.maximum(spread**2 - noise**2, 0))
     if not shown:
         return ()
-    task = task_of(settings, settings.mirrors[0])
     number = hardest(task)
-    save_figure(folder, "fields.png", draw_fields(task.data.grid, task.data.test.fluxes[number], shown))  # type: ignore[arg-type]
+    save_figure(folder, "fields.png", draw_fields(task.data.grid, task.data.test.fluxes[number], shown))
     caption = (
         f"The test sample farthest from the training mean, {in_words(settings.tuning_sparsity)}: true and predicted "
-        "velocity along x, the error, and the posterior standard deviation (not recalibrated)."
+        "velocity along x, the error, and the standard deviation of the draws, to which the likelihood's noise "
+        f"({noise.max():.2g}) and the recalibration are still to be added."
     )
     return (Picture("fields.png", caption, f"Fields of {' and '.join(SHOWN)}; {BEST} is below."),)
