@@ -70,7 +70,8 @@ def test_from_data_to_page(tmp_path, monkeypatch, network):
 
 
 @pytest.mark.slow
-def test_both_sides_with_tuning(tmp_path):
+def test_both_sides_with_tuning(tmp_path, monkeypatch):
+    monkeypatch.setitem(darcy_posterior.NETWORKS, "permeability", small_network)
     settings = Settings(
         "permeability",
         size=10,
@@ -82,6 +83,7 @@ def test_both_sides_with_tuning(tmp_path):
         methods=(SGLD, PSGLD, PRINTED.format(2), DIAGONAL, BEST, ADAM),
         mirrors=(True, False),
         methods_aside=(SGLD, BEST),
+        sparsities_aside=(0.5,),
         batch_size=5,
         optimiser_steps=40,
         chain_gradients=150,
@@ -97,5 +99,5 @@ def test_both_sides_with_tuning(tmp_path):
         run = next(r for r in rows if "sparsity" in r and (r["method"], r["mirror"]) == (row["method"], row["mirror"]))
         assert run["share"] == row["share"]
         assert min(finite) > 0
-    sections = [section["title"] for section in metrics["report"]["sections"]]
+    sections = [section["heading"] for section in metrics["report"]["sections"]]
     assert sections[:2] == ["Errors with the mirror symmetry", "Errors without the mirror symmetry"]
