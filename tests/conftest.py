@@ -10,6 +10,12 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_collection_modifyitems(items):
+    """Those of half a minute first: at the end one core would wait for the other."""
+    long = ("test_readme.py", "test_kill.py", "test_commands.py")
+    items.sort(key=lambda item: not item.nodeid.split("::")[0].endswith(long))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def compiled_code_does_not_pile_up():
     """Every compiled function keeps memory maps, of which Linux gives a process 65,530: near that XLA crashes."""

@@ -80,7 +80,9 @@ def test_products_and_factor_equal_the_dense_recursion(kind, memory, count):
     np.testing.assert_allclose(window.displace(jnp.asarray(v), jnp.asarray(z)), g @ v + factor @ z, rtol=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["positive", "indefinite", "random"])
+@pytest.mark.parametrize(
+    "kind", ["indefinite", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("positive", "random"))]
+)
 def test_the_operator_stays_positive_definite(kind):
     """Lemma 1."""
     d = 6

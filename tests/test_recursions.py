@@ -100,7 +100,7 @@ def test_limited_form_is_the_mean_of_windows_exchanged_as_they_come_due(memory, 
     np.testing.assert_allclose(rw.preconditioner_matrix(states[-1]), np.mean(kept, axis=0), rtol=1e-8)
 
 
-@pytest.mark.parametrize("memory", [2, 3, 4])
+@pytest.mark.parametrize("memory", [3, *(pytest.param(m, marks=pytest.mark.slow) for m in (2, 4))])
 def test_hamcmc_takes_turns_and_leaves_out_the_point_it_leaves_from(memory):
     step_size, first = 0.02, 30.0
     positions, noises, states = trace(rw.hamcmc(memory=memory, first_curvature=first), 12, step_size)

@@ -58,7 +58,10 @@ def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
     np.testing.assert_array_equal(whole.info.potential, cut.info.potential)
 
 
-@pytest.mark.parametrize("sampler", [rw.sgld(), rw.hasgld_sa(memory=4), rw.sghmc(), rw.hamcmc()])
+@pytest.mark.parametrize(
+    "sampler",
+    [rw.hasgld_sa(memory=4), rw.hamcmc(), *(pytest.param(s, marks=pytest.mark.slow) for s in (rw.sgld(), rw.sghmc()))],
+)
 def test_runner_equals_the_kernel_stepped_by_hand(sampler):
     result = run(sampler, steps=15)
     kernel = rw.build_kernel(sampler, REGRESSION.target)

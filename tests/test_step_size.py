@@ -202,6 +202,7 @@ def test_gradient_estimators(estimator):
     assert better > plain
 
 
+@pytest.mark.slow
 def test_many_parameters_go_by_lanczos():
     scales = jnp.logspace(0, 1, 500)
     found = find(rw.sgld(), rw.Density(lambda x: -0.5 * jnp.sum((x * scales) ** 2)), jnp.zeros(500))

@@ -53,6 +53,7 @@ def test_logistic_regression_is_as_good_as_with_the_true_covariance(tmp_path):
     assert table["HASGLD-SA, control variates"]["covariance_error"] < best_sgld / 10
 
 
+@pytest.mark.slow
 def test_low_rank_finds_twenty_outliers_from_minibatches():
     problem = outlier_regression()
     assert np.linalg.cond(problem.hessian) == pytest.approx(19_969, rel=0.01)

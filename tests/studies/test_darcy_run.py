@@ -51,7 +51,8 @@ def small_network():
     return mlp(hidden=(40,))
 
 
-@pytest.mark.parametrize("network", [small_network, pytest.param(source_network, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [small_network, source_network])
 def test_from_data_to_page(tmp_path, monkeypatch, network):
     monkeypatch.setitem(darcy_posterior.NETWORKS, "source", network)
     metrics, runs = made(SMALL, tmp_path)

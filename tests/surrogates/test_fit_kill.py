@@ -89,6 +89,7 @@ def check(folder, sampler, kills, seed):
             assert finish(folder, f"killed-{life}", sampler) == expected
 
 
+@pytest.mark.slow
 def test_a_killed_fit_ends_in_the_same_model(tmp_path):
     check(tmp_path, "sgld", 1, seed=3)
 
