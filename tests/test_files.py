@@ -57,3 +57,12 @@ def test_the_former_of_a_process_that_is_at_it_is_left_alone(tmp_path):
     there = folder(tmp_path / f".model.{os.getpid()}.former", "old")
     recover_former(tmp_path / "model")
     assert there.exists()
+
+
+def test_formers_of_other_names_are_left_alone(tmp_path):
+    """`model.v2` begins like `model`, and a stranger's file may end alike."""
+    others = [folder(tmp_path / f".model.{middle}.former", "old") for middle in (f"v2.{ended_process()}", "kept")]
+    recover_former(tmp_path / "model")
+    folder(tmp_path / "model", "new")
+    recover_former(tmp_path / "model")
+    assert all(other.exists() for other in others)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -38,8 +39,9 @@ def put_in_place(fresh: Path, path: Path) -> None:
 
 def recover_former(path: Path) -> None:
     """Give a folder its name back if its replacement was killed between the two renames, or remove what is left."""
-    for former in path.parent.glob(f".{path.name}.*.former"):
-        if _is_running(int(former.suffixes[-2][1:])):
+    for former in path.parent.glob(".*.former"):
+        of_this = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.former", former.name)
+        if of_this is None or _is_running(int(of_this[1])):
             continue
         if path.exists():
             shutil.rmtree(former, ignore_errors=True)

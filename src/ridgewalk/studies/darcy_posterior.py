@@ -12,7 +12,7 @@ import numpy as np
 from ridgewalk.run.progress import progress_bar
 from ridgewalk.run.stopping import stop_request
 from ridgewalk.studies.darcy_data import FlowData, Scaled, flow_data, scaled
-from ridgewalk.studies.darcy_settings import Settings
+from ridgewalk.studies.darcy_settings import PLANNED, Settings
 from ridgewalk.studies.kept import Arrays, kept
 from ridgewalk.surrogates.likelihoods import gaussian
 from ridgewalk.surrogates.model import Model
@@ -55,12 +55,7 @@ def _task(settings: Settings, mirror: bool, _label: str) -> Task:
 
 
 CHAIN_ONLY = (
-    "seeds",
-    "sparsities",
-    "methods",
-    "mirrors",
-    "methods_aside",
-    "sparsities_aside",
+    *PLANNED,
     "chain_gradients",
     "draws",
     "temperature",

@@ -23,6 +23,10 @@ PAPER: dict[Kind, dict[float, dict[str, float]]] = {
 """Mean relative errors in per cent, by sparsity and sampler; with permeabilities the paper prunes 50 % at most."""
 
 
+PLANNED = ("seeds", "sparsities", "methods", "mirrors", "methods_aside", "sparsities_aside")
+"""Settings that say which pieces there are, and not how one is made."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """One Darcy study. Every run: the shared optimiser phase, then `chain_gradients` gradients of a method."""

@@ -15,7 +15,7 @@ from ridgewalk.studies.darcy_methods import about as about_method
 from ridgewalk.studies.darcy_methods import shares_of, usual_share
 from ridgewalk.studies.darcy_names import BEST, SGLD
 from ridgewalk.studies.darcy_posterior import Task, task_of, warm_start
-from ridgewalk.studies.darcy_settings import Settings
+from ridgewalk.studies.darcy_settings import PLANNED, Settings
 from ridgewalk.studies.kept import Arrays, kept
 from ridgewalk.studies.study import Piece, Values
 
@@ -23,8 +23,6 @@ SHOWN = (SGLD, BEST)
 """Methods whose predicted fields are drawn."""
 BASES = (1, 2, 4)
 """Basis functions an edge, of the multiscale solver."""
-PLANNED = ("seeds", "sparsities", "methods", "mirrors", "methods_aside", "sparsities_aside")
-"""Settings that say which pieces there are, and not how one is made."""
 
 
 @lru_cache(maxsize=8)
