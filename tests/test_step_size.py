@@ -170,6 +170,14 @@ def test_longer_runs_and_more_noise_ask_for_smaller_steps():
     assert best(noise=100.0) < best(noise=10.0) < best()
 
 
+def test_positions_that_take_turns_count_as_chains():
+    """HAMCMC of M = 4 is four chains of a quarter of the steps."""
+    model = model_of([1.0, 0.1, 0.01], 10.0)
+    turns = predict(rw.hamcmc(memory=4).dynamics, 0.01, model, 20_000)
+    alone = predict(rw.Langevin(), 0.01, model, 5_000, chains=4)
+    assert turns == pytest.approx(alone)
+
+
 OTHERS = {
     "psgld": rw.psgld(),
     "sghmc": rw.sghmc(),
