@@ -17,7 +17,7 @@ from ridgewalk.noise import draw
 PACKAGE = Path(rw.__file__).parent
 
 ORDER = [
-    {"types", "settings", "files", "plain_errors", "threefry"},
+    {"_validation", "types", "settings", "files", "plain_errors", "threefry"},
     {"adaptation", "priors", "data", "target", "gradients", "noise", "layout"},
     {"pruning"},
     {"precondition"},

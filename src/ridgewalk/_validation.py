@@ -1,0 +1,60 @@
+"""Argument checks: each raises `ValueError` with the argument's name, its value and what to pass instead.
+
+`hint` ends the message; it says what to pass. This module imports the standard library only.
+"""
+
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any, Literal
+
+Bounds = Literal["()", "(]", "[)", "[]"]
+"""Which ends an interval includes."""
+
+
+def _message(name: str, problem: str, hint: str) -> str:
+    return f"{name}: {problem}; {hint}" if hint else f"{name}: {problem}"
+
+
+def is_whole(value: Any, minimum: int = 0) -> bool:
+    """Whether `value` is an integer (of Python or NumPy, not a bool) of at least `minimum`."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= minimum
+
+
+def is_real(value: Any) -> bool:
+    """Whether `value` is a finite real number, not a bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_whole(name: str, value: Any, minimum: int = 1, hint: str = "") -> int:
+    """`value` as an int; raises unless it is an integer of at least `minimum`."""
+    if not is_whole(value, minimum):
+        raise ValueError(_message(name, f"{value!r} is not a whole number of at least {minimum}", hint))
+    return int(value)
+
+
+def check_positive(name: str, value: Any, hint: str = "") -> float:
+    """`value`; raises unless it is a positive finite number."""
+    if not (is_real(value) and value > 0):
+        raise ValueError(_message(name, f"{value!r} is not a positive finite number", hint))
+    return float(value)
+
+
+def check_between(name: str, value: Any, low: float, high: float, bounds: Bounds = "()", hint: str = "") -> float:
+    """`value`; raises unless it is a number in the interval from `low` to `high`."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    above = number and (value >= low if bounds[0] == "[" else value > low)
+    below = number and (value <= high if bounds[1] == "]" else value < high)
+    if not (above and below):
+        raise ValueError(_message(name, f"{value!r} is not in {bounds[0]}{low:g}, {high:g}{bounds[1]}", hint))
+    return float(value)
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str], otherwise: str = "") -> None:
+    """Raise unless `value` is one of `choices`; `otherwise` names what else is accepted, such as "a Network"."""
+    known = list(choices)
+    if value not in known:
+        listed = ", ".join(map(repr, known))
+        raise ValueError(
+            f"{name}: {value!r} is unknown; use one of {listed}" + (f", or {otherwise}" if otherwise else "")
+        )
