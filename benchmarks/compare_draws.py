@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,24 +113,26 @@ def cases(rw: Any, folder: Path, dtype: str) -> Iterator[tuple[str, Callable[[],
         "langevin rescaled psgld": lambda: rw.Sampler(rw.Langevin(), rw.rescaled(rw.RMSProp(0.9), scale)),
     }
 
-    def case(sampler: Callable[[], Any], target: Any = posterior, position: Any = start, **given: Any) -> Case:
-        step_size = 1e-4 if target is not density else 1e-3
-        return Case(sampler(), target, position, {"step_size": step_size, "batch_size": 20, **given})
+    def case(
+        sampler: Callable[[], Any],
+        target: Callable[[], Any] = lambda: posterior,
+        position: Any = start,
+        pruning: dict[str, Any] | None = None,
+        **given: Any,
+    ) -> Case:
+        built = sampler() if pruning is None else rw.pruned(sampler(), 0.5, **pruning)
+        return Case(built, target(), position, {"step_size": 1e-4, "batch_size": 20, **given})
 
     for name, sampler in samplers.items():
-        yield name, lambda sampler=sampler: case(sampler, chains=2, thin=2)
+        yield name, partial(case, sampler, chains=2, thin=2)
 
-    pruned = ("sgld", "psgld", "sgrld pytree", "sgrld matrix", "hamcmc", "sghmc fixed", "sghmc lbfgs", "sgnht dense")
-    pruned += ("hasgld_sa dense", "hasgld_sa dense scaled_identity", "hasgld_sa low_rank", "hasgld_sa limited")
-    pruned += ("hasgld_sa as_printed", "langevin rescaled limited", "sgnht")
+    pruned = ["sgld", "psgld", "sgrld pytree", "sgrld matrix", "hamcmc", "sghmc fixed", "sghmc lbfgs", "sgnht dense"]
+    pruned += ["hasgld_sa dense", "hasgld_sa dense scaled_identity", "hasgld_sa low_rank", "hasgld_sa limited"]
+    pruned += ["hasgld_sa as_printed", "langevin rescaled limited", "sgnht"]
     for i, name in enumerate(pruned):
-        scope: dict[str, Any] = {"scope": ("global", "layer")[i % 2], "schedule": ("cubic", "linear")[i // 2 % 2]}
-        yield (
-            f"pruned {name}",
-            lambda name=name, scope=scope: case(
-                lambda: rw.pruned(samplers[name](), 0.5, stop=150, start=40, every=20, **scope), chains=2
-            ),
-        )
+        pruning = {"scope": ("global", "layer")[i % 2], "schedule": ("cubic", "linear")[i // 2 % 2]}
+        pruning |= {"stop": 150, "start": 40, "every": 20}  # type: ignore[dict-item]
+        yield f"pruned {name}", partial(case, samplers[name], pruning=pruning, chains=2)
 
     def on_disk(name: str, values: np.ndarray) -> np.memmap:
         file = folder / f"{name}.dat"
@@ -156,73 +159,48 @@ def cases(rw: Any, folder: Path, dtype: str) -> Iterator[tuple[str, Callable[[],
         "collect": (lambda: posterior, {"keep": "draws", "collect": lambda p: jnp.sum(p["w"] ** 2)}),
     }
     for name, (target, given) in estimators.items():
-        for sampler in ("sgld", "hasgld_sa dense"):
-            yield (
-                f"{name}: {sampler}",
-                lambda target=target, given=given, sampler=sampler: case(
-                    samplers[sampler], target(), **{"chains": 3, "thin": 3, "burn_in": 30, **given}
-                ),
-            )
+        for form in ("sgld", "hasgld_sa dense"):
+            arguments = {"chains": 3, "thin": 3, "burn_in": 30, **given}
+            yield f"{name}: {form}", partial(case, samplers[form], target, **arguments)
 
     shared = rw.shared_noise(residual)
     adaptive = rw.spike_and_slab(delay=10, spike_scale=0.2)
     averaged = rw.spike_and_slab(penalty="averaged", b=2.0)
     by_leaf = rw.prior_by_leaf({"b": rw.gaussian_prior(3.0)}, otherwise=adaptive)
     plain_by_leaf = rw.prior_by_leaf({"b": rw.laplace_prior(1.0)}, otherwise=rw.student_t_prior(4.0, 1.0))
-    data = (jnp.asarray(x), jnp.asarray(y))
     priors = {
-        "laplace": rw.Posterior(rw.laplace_prior(0.5), log_likelihood, data),
-        "student_t": rw.Posterior(rw.student_t_prior(3.0, 1.0), log_likelihood, data),
-        "by_leaf": rw.Posterior(plain_by_leaf, log_likelihood, data),
-        "spike_and_slab": rw.Posterior(adaptive, log_likelihood, data),
-        "spike_and_slab shared": rw.Posterior(adaptive, shared, data),
-        "spike_and_slab averaged": rw.Posterior(averaged, log_likelihood, data),
-        "adaptive by_leaf": rw.Posterior(by_leaf, log_likelihood, data),
-        "adaptive by_leaf shared": rw.Posterior(by_leaf, shared, data),
+        "laplace": (rw.laplace_prior(0.5), log_likelihood),
+        "student_t": (rw.student_t_prior(3.0, 1.0), log_likelihood),
+        "by_leaf": (plain_by_leaf, log_likelihood),
+        "spike_and_slab": (adaptive, log_likelihood),
+        "spike_and_slab shared": (adaptive, shared),
+        "spike_and_slab averaged": (averaged, log_likelihood),
+        "adaptive by_leaf": (by_leaf, log_likelihood),
+        "adaptive by_leaf shared": (by_leaf, shared),
     }
-    for name, target in priors.items():
-        yield f"prior {name}", lambda target=target: case(rw.hasgld_sa, target, chains=2)
-    yield (
-        "prior pruned",
-        lambda: case(lambda: rw.pruned(rw.sgld(), 0.5, stop=100), priors["adaptive by_leaf shared"]),
-    )
-    yield (
-        "prior control_variates",
-        lambda: case(rw.sgld, rw.control_variates(priors["spike_and_slab shared"], start)),
-    )
-    yield "prior svrg", lambda: case(rw.psgld, rw.svrg(priors["spike_and_slab shared"], 20))
-    for sampler in ("sgld", "hasgld_sa auto", "hamcmc", "sghmc", "sgnht", "psgld"):
-        yield (
-            f"density: {sampler}",
-            lambda sampler=sampler: case(
-                samplers[sampler], density, jnp.ones(3, dtype), batch_size=None, chains=1, thin=4
-            ),
-        )
+    for name, parts in priors.items():
+        yield f"prior {name}", partial(case, rw.hasgld_sa, partial(rw.Posterior, *parts, posterior.data), chains=2)
+    learnt = rw.Posterior(adaptive, shared, posterior.data)
+    grouped = rw.Posterior(by_leaf, shared, posterior.data)
+    yield "prior pruned", partial(case, rw.sgld, lambda: grouped, pruning={"stop": 100})
+    yield "prior control_variates", partial(case, rw.sgld, lambda: rw.control_variates(learnt, start))
+    yield "prior svrg", partial(case, rw.psgld, lambda: rw.svrg(learnt, 20))
+
+    alone: dict[str, Any] = {"batch_size": None, "chains": 1, "thin": 4, "step_size": 1e-3}
+    for name in ("sgld", "hasgld_sa auto", "hamcmc", "sghmc", "sgnht", "psgld"):
+        yield f"density: {name}", partial(case, samplers[name], lambda: density, jnp.ones(3, dtype), **alone)
     wide = rw.Density(lambda p: -0.5 * jnp.sum(p**2 * jnp.arange(1, 2101, dtype=dtype) / 100))
-    yield "2,100 parameters: auto", lambda: case(rw.hasgld_sa, wide, jnp.ones(2100, dtype), batch_size=None, thin=40)
-    blocked = rw.Density(lambda p: -0.5 * jnp.sum(p**2) - jnp.sum(jnp.cos(p[:100])))
+    yield "2,100 parameters: auto", partial(case, rw.hasgld_sa, lambda: wide, jnp.ones(2100, dtype), **alone)
+    long = rw.Density(lambda p: -0.5 * jnp.sum(p**2) - jnp.sum(jnp.cos(p[:100])))
     for form in ("low_rank", "limited"):
-        yield (
-            f"20,000 parameters: {form}",
-            lambda form=form: case(
-                lambda: rw.hasgld_sa(form=form, rank=4, memory=3),
-                blocked,
-                jnp.ones(20_000, dtype),
-                batch_size=None,
-                thin=80,
-            ),
-        )
-    scales = rw.gradient_scale
-    yield (
-        "gradient_scale",
-        lambda: case(
-            lambda: rw.sghmc(
-                preconditioner=rw.rescaled(
-                    snapshot(), scales(jax.random.key(5), posterior, start, batch_size=20, least=0.01)
-                )
-            )
-        ),
-    )
+        recipe = partial(rw.hasgld_sa, form=form, rank=4, memory=3)
+        yield f"20,000 parameters: {form}", partial(case, recipe, lambda: long, jnp.ones(20_000, dtype), **alone)
+
+    def scaled() -> Any:
+        found = rw.gradient_scale(jax.random.key(5), posterior, start, batch_size=20, least=0.01)
+        return rw.sghmc(preconditioner=rw.rescaled(snapshot(), found))
+
+    yield "gradient_scale", partial(case, scaled)
 
 
 def outcome(rw: Any, case: Case) -> dict[str, np.ndarray]:
@@ -342,7 +320,7 @@ def main() -> None:
     precisions = [given.precision] if given.precision else ["32", "64"]
     results = [draws_of(tree, given.only, precisions) for tree in given.trees]
     if given.record is not None:
-        np.savez(given.record, **results[-1])
+        np.savez(given.record, **results[-1])  # type: ignore[arg-type]
     if len(results) == 2:
         sys.exit(1 if compare(*results) else 0)
 

@@ -18,12 +18,12 @@ def _message(name: str, problem: str, hint: str) -> str:
 
 def is_whole(value: Any, minimum: int = 0) -> bool:
     """Whether `value` is an integer (of Python or NumPy, not a bool) of at least `minimum`."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= minimum
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= minimum
 
 
 def is_real(value: Any) -> bool:
     """Whether `value` is a finite real number, not a bool."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def check_whole(name: str, value: Any, minimum: int = 1, hint: str = "") -> int:
@@ -42,7 +42,7 @@ def check_positive(name: str, value: Any, hint: str = "") -> float:
 
 def check_between(name: str, value: Any, low: float, high: float, bounds: Bounds = "()", hint: str = "") -> float:
     """`value`; raises unless it is a number in the interval from `low` to `high`."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    number = not isinstance(value, bool) and isinstance(value, numbers.Real)
     above = number and (value >= low if bounds[0] == "[" else value > low)
     below = number and (value <= high if bounds[1] == "]" else value < high)
     if not (above and below):
