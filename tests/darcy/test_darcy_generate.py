@@ -10,11 +10,12 @@ import time
 import numpy as np
 import pytest
 
+from ridgewalk._io import unfinished_folders
 from ridgewalk.darcy import Grid
 from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.generate import generate
 from ridgewalk.darcy.problems import VaryingPermeability, VaryingSource
-from ridgewalk.darcy.store import Plan, load, partial_path
+from ridgewalk.darcy.store import Plan, load
 from ridgewalk.darcy.synthetic import SYNTHETIC, channelised
 
 GRID = Grid(12, 10)
@@ -85,14 +86,13 @@ def test_killed_run_goes_on(tmp_path):
     options = ["darcy", "generate", "permeability", "--samples", "1200", "--size", "30", "--processes", "2"]
     killed, whole = tmp_path / "killed.zarr", tmp_path / "whole.zarr"
     run = subprocess.Popen([*command, *options, "--out", str(killed)], stderr=subprocess.DEVNULL)
-    markers = partial_path(killed) / "finished"
-    while not list(markers.glob("*.done")):
+    while not list(tmp_path.glob(".killed.zarr.*.partial/finished/*.done")):
         assert run.poll() is None, "it ended before it could be killed"
         time.sleep(0.005)
     children = _children(run.pid)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    kept = len(list(markers.glob("*.done")))
+    kept = len(list(tmp_path.glob(".killed.zarr.*.partial/finished/*.done")))
     assert 1 <= kept < 24
     assert not killed.exists()
     deadline = time.monotonic() + 20
@@ -132,12 +132,23 @@ def test_two_runs_do_not_write_one_file(tmp_path):
     assert load(path).arrays["flux"].shape[0] == 23
 
 
-def test_a_run_killed_while_it_finished_is_completed(complete, tmp_path):
+def test_a_run_killed_while_arrays_were_laid_out_starts_again(complete, tmp_path):
     path = tmp_path / "data.zarr"
     with pytest.raises(Interruption):
         generate(path, SOURCES, PLAN, progress=interrupt_after(3))
-    shutil.rmtree(partial_path(path) / "finished")
+    (growing,) = unfinished_folders(path)
+    shutil.rmtree(growing / "finished")
     assert_same(generate(path, SOURCES, PLAN), complete)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_of_others_beside_the_output_is_left_alone(complete, tmp_path):
+    path = tmp_path / "data.zarr"
+    for name in ("data.zarr.partial", ".data.zarr.0123456789abcdef.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("years of work")
+    assert_same(generate(path, SOURCES, PLAN), complete)
+    assert len(list(tmp_path.rglob("thesis.txt"))) == 2
 
 
 def test_other_settings_do_not_continue_a_partial_run(tmp_path):

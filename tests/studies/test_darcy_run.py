@@ -65,7 +65,7 @@ def test_from_data_to_page(tmp_path, monkeypatch, network):
     assert runs[BEST]["error"] < runs[SGLD]["error"], "forty steps of Adam leave something to learn"
     assert "last_potential" in runs[BEST]
     assert "last_potential" not in runs[ADAM], "it samples nothing"
-    assert not list((tmp_path / "source" / "kept").glob("*.unfinished"))
+    assert not list((tmp_path / "source" / "kept").glob(".*.partial"))
     page = write_page(tmp_path).read_text()
     assert f"{runs[BEST]['error']:.3f}" in page
 

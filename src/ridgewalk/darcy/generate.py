@@ -10,10 +10,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
+from ridgewalk._io import sole_writer, working_folder
 from ridgewalk.darcy import store
 from ridgewalk.darcy.problems import Problem
 from ridgewalk.darcy.store import Plan
-from ridgewalk.files import sole_writer
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -38,20 +38,21 @@ def generate(
     if processes < 1:
         raise ValueError(f"processes = {processes}: give at least 1")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    todo = store.begin(path, problem, plan, overwrite)
-    with sole_writer(store.partial_path(path)):
+    store.refuse_to_replace(path, overwrite)
+    growing = working_folder(path)
+    with sole_writer(growing):
+        todo = store.begin(growing, problem, plan)
         progress(plan.samples - sum(len(plan.blocks[number]) for number in todo))
         try:
-            _fill(path, problem, plan, todo, processes=min(processes, len(todo)), progress=progress)
+            _fill(growing, problem, plan, todo, processes=min(processes, len(todo)), progress=progress)
         except BaseException:
-            store.abandon_if_empty(path)
+            store.abandon_if_empty(growing)
             raise
-        store.finish(path)
+        store.finish(growing, path)
     return path
 
 
-def _fill(path: Path, problem: Problem, plan: Plan, todo: list[int], *, processes: int, progress: Progress) -> None:
+def _fill(growing: Path, problem: Problem, plan: Plan, todo: list[int], *, processes: int, progress: Progress) -> None:
     """Compute the blocks still to do and write each as it becomes ready; this process is the only writer."""
     if not todo:
         return
@@ -59,7 +60,7 @@ def _fill(path: Path, problem: Problem, plan: Plan, todo: list[int], *, processe
         running = {pool.submit(problem.draw, plan.seed, plan.blocks[number]): number for number in todo}
         for finished in as_completed(running):
             number = running[finished]
-            store.write_block(path, plan, number, finished.result())
+            store.write_block(growing, plan, number, finished.result())
             progress(len(plan.blocks[number]))
 
 

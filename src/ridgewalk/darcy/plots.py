@@ -13,9 +13,9 @@ from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from ridgewalk._io import refuse_existing, write_atomically
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
 from ridgewalk.darcy.store import DataSet, load
-from ridgewalk.files import refuse_existing, write_atomically
 
 HIGH_CONTRAST = 100.0
 

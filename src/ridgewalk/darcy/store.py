@@ -1,13 +1,12 @@
 """Data sets on disk: a zarr group that describes itself, written block by block beside its final name.
 
-While it grows the group is called `NAME.partial`. A block of samples counts once its marker exists, and the
-marker is written after the block's chunks are on the disk; so a run that was killed goes on where it stopped.
-When the last block is there the folder is renamed, in one step, to its final name.
+While it grows the group lies in a working folder. A block of samples counts once its marker exists, and the marker is
+written after the block's chunks are on the disk; so a run that was killed goes on where it stopped. When the last
+block is there the folder is renamed, in one step, to its final name.
 """
 
 import json
 import os
-import shutil
 from collections.abc import Container
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,9 +16,18 @@ from typing import Any
 import numpy as np
 import zarr
 
+from ridgewalk._io import (
+    clear_own,
+    force_to_disk,
+    recover_folder,
+    refuse_existing,
+    remove_own,
+    replace_folder,
+    unfinished_folders,
+    write_atomically,
+)
 from ridgewalk.darcy.grid import Array, Grid
 from ridgewalk.darcy.problems import Problem, Value
-from ridgewalk.files import force_to_disk, put_in_place, recover_former, refuse_existing, write_atomically
 
 FORMAT = "ridgewalk-darcy"
 FORMAT_VERSION = 1
@@ -74,31 +82,28 @@ def attributes_of(problem: Problem, plan: Plan) -> dict[str, Value]:
     }
 
 
-def partial_path(path: Path) -> Path:
-    """Where a data set grows."""
-    return path.with_name(path.name + ".partial")
-
-
-def begin(path: Path, problem: Problem, plan: Plan, overwrite: bool = False) -> list[int]:
-    """Create the growing data set, or find the one a former run left; return the blocks still to do."""
-    recover_former(path)
+def refuse_to_replace(path: Path, overwrite: bool) -> None:
+    """Raise where something is in the way: a data set is replaced only on request, anything else never."""
+    recover_folder(path)
     refuse_existing(path, overwrite)
-    if path.exists() and not is_data_set(path):
+    if os.path.lexists(path) and not is_data_set(path):
         raise ValueError(f"out = {path}: it is not a ridgewalk data set, so it is never overwritten; move it away")
-    growing = partial_path(path)
+
+
+def begin(growing: Path, problem: Problem, plan: Plan) -> list[int]:
+    """Lay out a data set in its working folder, or take up the one there; return the blocks still to do."""
     wanted = attributes_of(problem, plan)
-    if growing.exists():
+    if (growing / MARKERS).is_dir():
         _check_same(growing, wanted, problem.constants)
-    else:
+    else:  # a new folder, or one whose process was killed before the arrays were laid out
+        clear_own(growing)
         _create(growing, problem, plan, wanted)
-    (growing / MARKERS).mkdir(exist_ok=True)  # a run may have been killed while it finished
     done = {int(marker.stem) for marker in (growing / MARKERS).glob("*.done")}
     return [block for block in range(len(plan.blocks)) if block not in done]
 
 
 def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, Value]) -> None:
-    """Lay out the arrays under a temporary name, so that a half-made layout is never resumed."""
-    fresh = growing.with_name(f"{growing.name}-{os.getpid()}")
+    """Lay out the arrays; the folder for markers comes last, so that a half-made layout is never resumed."""
     grid = problem.grid
     sizes = {
         "x": grid.nx,
@@ -107,7 +112,7 @@ def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, V
         "spot": 2,
         "term": int(str(attributes.get("terms", 0))),
     }
-    group = zarr.create_group(store=fresh, zarr_format=3, attributes=attributes)
+    group = zarr.create_group(store=growing, zarr_format=3, attributes=attributes)
     for name, meaning in problem.variables.items():
         shape = tuple(sizes[dimension] for dimension in meaning.dimensions)
         leading, chunk = ((plan.samples,), (min(plan.block, plan.samples),)) if meaning.per_sample else ((), ())
@@ -127,9 +132,9 @@ def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, V
         )
         array.attrs.update({"long_name": f"{name} of the cell centres", "units": "1"})
         array[...] = centres
-    (fresh / MARKERS).mkdir()
-    force_to_disk(fresh.rglob("*"))
-    os.rename(fresh, growing)
+    force_to_disk(growing.rglob("*"))
+    (growing / MARKERS).mkdir()
+    force_to_disk([growing])
 
 
 def _check_same(growing: Path, wanted: dict[str, Value], constants: dict[str, Array]) -> None:
@@ -144,9 +149,8 @@ def _check_same(growing: Path, wanted: dict[str, Value], constants: dict[str, Ar
         )
 
 
-def write_block(path: Path, plan: Plan, block: int, arrays: dict[str, Array]) -> None:
+def write_block(growing: Path, plan: Plan, block: int, arrays: dict[str, Array]) -> None:
     """Write one block's arrays, force them to the disk, then mark the block as finished."""
-    growing = partial_path(path)
     group = zarr.open_group(growing, mode="r+")
     samples = plan.blocks[block]
     for name, values in arrays.items():
@@ -158,19 +162,15 @@ def write_block(path: Path, plan: Plan, block: int, arrays: dict[str, Array]) ->
     write_atomically(marker, json.dumps({"samples": [samples.start, samples.stop]}).encode())
 
 
-def finish(path: Path) -> None:
+def finish(growing: Path, path: Path) -> None:
     """Give the complete data set its name; one that is replaced is removed only afterwards."""
-    growing = partial_path(path)
-    shutil.rmtree(growing / MARKERS)
-    force_to_disk([growing])
-    put_in_place(growing, path)
+    replace_folder(growing, path)
 
 
-def abandon_if_empty(path: Path) -> None:
+def abandon_if_empty(growing: Path) -> None:
     """Remove a growing data set without a finished block, which would only stand in a later run's way."""
-    growing = partial_path(path)
     if not any((growing / MARKERS).glob("*.done")):
-        shutil.rmtree(growing, ignore_errors=True)
+        remove_own(growing)
 
 
 def is_data_set(path: Path) -> bool:
@@ -184,9 +184,9 @@ def is_data_set(path: Path) -> bool:
 def load(path: str | Path, samples: slice = slice(None), names: Container[str] | None = None) -> DataSet:
     """Read a data set into memory, or some of its samples and arrays."""
     path = Path(path)
-    recover_former(path)
+    recover_folder(path)
     if not path.exists():
-        hint = "; it was begun but not finished: run generate again" if partial_path(path).exists() else ""
+        hint = "; it was begun but not finished: run generate again" if unfinished_folders(path) else ""
         raise ValueError(f"file = {path}: there is no such data set{hint}")
     if not is_data_set(path):
         raise ValueError(f"file = {path}: not a ridgewalk Darcy data set (a zarr folder made by `darcy generate`)")

@@ -4,7 +4,7 @@ from collections import Counter
 from html import escape
 from pathlib import Path
 
-from ridgewalk.files import write_atomically
+from ridgewalk._io import write_atomically
 from ridgewalk.report.parts import SIGNS, paragraph, picture, table
 from ridgewalk.report.read import Finished, read_studies
 from ridgewalk.report.style import CSS

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from ridgewalk.files import sole_writer
+from ridgewalk._io import sole_writer
 from ridgewalk.run import checkpoint
 from ridgewalk.run.background import Background
 from ridgewalk.run.checkpoint import Checkpoint, CheckpointError

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ridgewalk.files import force_to_disk, write_atomically
+from ridgewalk._io import force_to_disk, write_atomically
 
 FORMAT = "ridgewalk-checkpoint"
 FORMAT_VERSION = 1

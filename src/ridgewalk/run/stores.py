@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.files import force_to_disk
+from ridgewalk._io import force_to_disk
 from ridgewalk.layout import leaf_names
 from ridgewalk.types import PyTree
 

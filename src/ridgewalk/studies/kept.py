@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from ridgewalk.files import write_atomically
+from ridgewalk._io import remove_own, working_folder, write_atomically
 from ridgewalk.studies.pieces import identity
 
 Arrays = dict[str, np.ndarray]
@@ -28,8 +27,8 @@ def kept(folder: Path, name: str, settings: Mapping[str, Any], make: Callable[[P
     path = place / f"{stem}.safetensors"
     if path.exists():
         return load(path.read_bytes())
-    unfinished = place / f"{stem}.unfinished"
+    unfinished = working_folder(path)
     arrays = make(unfinished)
     write_atomically(path, save({key: np.ascontiguousarray(value) for key, value in arrays.items()}))
-    shutil.rmtree(unfinished, ignore_errors=True)
+    remove_own(unfinished)
     return arrays

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ridgewalk.files import write_atomically
+from ridgewalk._io import write_atomically
 from ridgewalk.studies.study import Piece, Values
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as ScreenTable
 
-from ridgewalk.files import write_atomically
+from ridgewalk._io import write_atomically
 from ridgewalk.studies.schema import Number, Report
 
 LIBRARIES = ("ridgewalk", "jax", "jaxlib", "numpy", "scipy", "arviz", "matplotlib")

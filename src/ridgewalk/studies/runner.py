@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from ridgewalk.files import sole_writer
+from ridgewalk._io import sole_writer
 from ridgewalk.studies.pieces import Pieces, Recorded
 from ridgewalk.studies.progress import Estimate, study_bar
 from ridgewalk.studies.record import print_tables, write_metrics

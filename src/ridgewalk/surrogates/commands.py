@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,7 +94,7 @@ def fit(
     overwrite: Overwrite = False,
 ) -> None:
     """Fit a Bayesian surrogate; interrupted or killed, the same command goes on where it stopped."""
-    from ridgewalk.files import refuse_existing  # noqa: PLC0415
+    from ridgewalk._io import refuse_existing, remove_own, working_folder  # noqa: PLC0415
     from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
 
     with errors_in_plain_words():
@@ -105,7 +104,7 @@ def fit(
         from ridgewalk.surrogates.saving import refuse_to_replace  # noqa: PLC0415
 
         refuse_to_replace(out, overwrite)
-        growing = out.with_name(out.name + ".partial")
+        growing = working_folder(out)
         model = SurrogateRegressor(
             network.value,
             sampler.value,
@@ -130,7 +129,7 @@ def fit(
         )
         model.fit(x if x.ndim > 1 else x[:, None], y)
         model.save(out, overwrite=overwrite)
-        shutil.rmtree(growing)
+        remove_own(growing)
         typer.echo(str(model.report_))
         typer.echo(f"wrote {out}")
 
@@ -145,7 +144,7 @@ def predict(
     overwrite: Overwrite = False,
 ) -> None:
     """Predict with a fitted model: means, standard deviations and intervals."""
-    from ridgewalk.files import refuse_existing, write_atomically  # noqa: PLC0415
+    from ridgewalk._io import refuse_existing, write_atomically  # noqa: PLC0415
     from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
 
     with errors_in_plain_words():

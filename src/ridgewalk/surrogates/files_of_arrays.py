@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ridgewalk._io import unfinished_folders
 from ridgewalk.surrogates.checked import finite_rows
 
 NETCDF = (".nc", ".nc4", ".netcdf")
@@ -14,7 +15,7 @@ def read_arrays(path: Path, names: list[str]) -> list[np.ndarray]:
     """The arrays of these names; none of the formats can run code."""
     if not path.exists():
         hint = ""
-        if path.with_name(path.name + ".partial").exists():
+        if unfinished_folders(path):
             hint = "; it was begun but not finished: run the command that makes it again"
         raise ValueError(f"data = {path}: there is no such file{hint}")
     if path.suffix == ".npz":

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._io import sole_writer, write_atomically
 from ridgewalk.diagnostics.mixing import ess, r_hat
-from ridgewalk.files import sole_writer, write_atomically
 from ridgewalk.kernel import Sampler
 from ridgewalk.run.fingerprint import describe
 from ridgewalk.run.plan import Every

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ridgewalk.files import write_atomically
+from ridgewalk._io import write_atomically
 
 FORMAT = "ridgewalk-compressed-1"
 

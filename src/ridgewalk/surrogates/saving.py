@@ -8,7 +8,6 @@ for reading only: the other two files are the same, bit for bit, for the same fi
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ridgewalk.files import force_to_disk, put_in_place, recover_former, write_atomically
+from ridgewalk._io import others_files, recover_folder, replace_folder, temporary_folder, write_atomically
 from ridgewalk.layout import leaf_names
 from ridgewalk.run.fingerprint import describe
 from ridgewalk.surrogates.choices import NETWORKS
@@ -77,15 +76,11 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
         "runs": len(runs),
         "arrays_sha256": hashlib.sha256(content).hexdigest(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    write_atomically(fresh / ARRAYS, content)
-    write_atomically(fresh / ABOUT, _json({**about, "sha256": _digest(about)}))
-    write_atomically(fresh / REPORT, _json(model.report_.to_json()))
-    force_to_disk([fresh])
-    put_in_place(fresh, path)
+    with temporary_folder(path) as fresh:
+        write_atomically(fresh / ARRAYS, content)
+        write_atomically(fresh / ABOUT, _json({**about, "sha256": _digest(about)}))
+        write_atomically(fresh / REPORT, _json(model.report_.to_json()))
+        replace_folder(fresh, path)
 
 
 def _parts(runs: list[list[Packed]]) -> Iterator[tuple[int, Packed, str]]:
@@ -109,11 +104,16 @@ def _unpacked(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[np.n
 
 def refuse_to_replace(path: Path, overwrite: bool) -> None:
     """Raise where something is in the way: a model is replaced only if that is asked for, anything else never."""
-    recover_former(path)
-    if path.exists() and not overwrite:
+    recover_folder(path)
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
         raise ValueError(f"path: {path} exists; choose another name, or pass overwrite=True")
-    if path.exists() and not is_model(path):
+    if not is_model(path):
         raise ValueError(f"path: {path} is no saved model, so it is never overwritten; move it away")
+    others = others_files(path, (ARRAYS, ABOUT, REPORT))
+    if others:
+        raise ValueError(f"path: {path} holds files that are not the model's ({', '.join(others)}); move them away")
 
 
 def is_model(path: Path) -> bool:
@@ -156,7 +156,7 @@ def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | No
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    recover_former(path)
+    recover_folder(path)
     if not path.exists():
         raise ModelError(f"path: {path} does not exist; give a folder written by save, or by ridgewalk fit")
     try:
