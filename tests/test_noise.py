@@ -1,4 +1,4 @@
-"""The single-precision generator: its law to the fourth digit, its tails, and independence of keys and neighbours."""
+"""The noise generator: its law to the fourth digit, its tails, and independence of keys and neighbours."""
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,17 @@ def test_the_law_of_ten_million(numbers):
     z = numbers.astype(float)
     for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10_170)):
         assert abs(np.mean(z**power) - mean) < 4 * np.sqrt(variance / SIZE), power
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "two_point"])
+def test_mean_0_and_variance_1_in_double_precision(kind):
+    z = np.asarray(draw(jax.random.key(1), kind, 100_003, jnp.dtype("float64")))
+    assert z.shape == (100_003,)
+    assert abs(z.mean()) < 4 / np.sqrt(z.size)
+    assert abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
+    assert abs((z[1:] * z[:-1]).mean()) < 4 / np.sqrt(z.size)
+    fourth = {"gaussian": 3.0, "two_point": 1.0}[kind]
+    assert abs((z**4).mean() - fourth) < 4 * np.sqrt(96 / z.size)
 
 
 @pytest.mark.parametrize("limit", [3.0, 4.0, 5.0])
