@@ -35,7 +35,7 @@ DARCY = {"_io", "_optional", "darcy"}
 """What the flow solver imports. Only `studies` and `cli` import it."""
 
 FORMER_NAMES = {
-    0: {"types", "settings", "files", "plain_errors", "threefry", "noise", "layout"},
+    0: {"types", "settings", "plain_errors", "threefry", "noise", "layout"},
     1: {"adaptation"},
     2: {"precondition"},
     8: {"run"},
