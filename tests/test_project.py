@@ -12,7 +12,7 @@ import ridgewalk as rw
 PACKAGE = Path(rw.__file__).parent
 
 LAYERS = [
-    {"_control_flow", "_io", "_optional", "_pytree", "_random", "_types", "_validation"},
+    {"_control_flow", "_io", "_optional", "_pytree", "_random", "_types", "_validation", "_zarr"},
     {"data", "gradients", "priors", "pruning", "schedules", "target"},
     {"preconditioners"},
     {"dynamics"},
@@ -31,7 +31,7 @@ LAYERS = [
 UPWARDS = {("result", "diagnostics")}
 """Imports against the order that are allowed within a function: methods of `Result` call the diagnostics."""
 
-DARCY = {"_io", "_optional", "darcy"}
+DARCY = {"_io", "_optional", "_zarr", "darcy"}
 """What the flow solver imports. Only `studies` and `cli` import it."""
 
 FORMER_NAMES = {

@@ -1,0 +1,411 @@
+"""Zarr groups, opened safely: format 3 only, known codecs and dtypes, regular files, and checksums that name the file.
+
+Metadata are read as plain JSON and checked before zarr sees them, so that neither a codec that runs code nor a shape
+that fills the memory is ever reached. Chunks are read through `CheckedStore`, which refuses what is missing or damaged
+and names the file. Nothing here imports JAX.
+"""
+
+import asyncio
+import itertools
+import math
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ridgewalk._io import DamagedFileError, read_json_object, read_regular, write_atomically
+from ridgewalk._optional import requires_extra
+
+with requires_extra("store"):
+    import google_crc32c  # a dependency of zarr
+    import zarr
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+    from zarr.storage import LocalStore
+
+METADATA = "zarr.json"
+
+METADATA_LIMIT = 2**24
+"""Bytes of the largest metadata file that is read."""
+
+COMPRESSORS: Any = (ZstdCodec(level=0), Crc32cCodec())
+"""What every chunk is written with; the checksum comes last, so that it covers the file."""
+
+CODECS = {("bytes",), ("bytes", "crc32c"), ("bytes", "zstd"), ("bytes", "zstd", "crc32c")}
+"""The codecs that are read. None of them can run code, and each says how many bytes it decodes to."""
+
+NUMBERS = frozenset(
+    [
+        "bool",
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        "float16",
+        "float32",
+        "float64",
+    ]
+)
+"""The dtypes that are read: numbers of a fixed size."""
+
+DEEPEST = 8
+"""How deep groups may be nested."""
+
+MOST_COMPRESSED = 2**15
+"""Zstandard's largest ratio: a block of 128 KiB that repeats one byte takes 4 bytes."""
+
+CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An array's metadata, checked."""
+
+    folder: Path
+    metadata: dict[str, Any]
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    codecs: tuple[str, ...]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The user's attributes."""
+        found: dict[str, Any] = self.metadata.get("attributes", {})
+        return found
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a decoded chunk."""
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    @cached_property
+    def _separator(self) -> str:
+        separator: str = self.metadata["chunk_key_encoding"].get("configuration", {}).get("separator", "/")
+        return separator
+
+    def chunk_indices(self) -> Iterator[tuple[int, ...]]:
+        """The index of every chunk."""
+        counts = [-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True)]
+        return itertools.product(*map(range, counts))
+
+    def chunk_file(self, index: tuple[int, ...]) -> Path:
+        """Where a chunk is stored."""
+        return self.folder / self._separator.join(["c", *map(str, index)])
+
+    def parse_chunk(self, key: str) -> tuple[int, ...]:
+        """The index of a chunk's key, relative to the array."""
+        return tuple(int(number) for number in key.split(self._separator)[1:])
+
+    def check_chunks(self) -> None:
+        """Raise where a chunk is missing or is too small for what it is said to hold."""
+        if math.prod(self.shape) == 0:
+            return
+        for index in self.chunk_indices():
+            path = self.chunk_file(index)
+            try:
+                about = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                raise missing_chunk(path) from None
+            if not stat.S_ISREG(about.st_mode):
+                raise DamagedFileError(path, "it is not a regular file")
+            if about.st_size * MOST_COMPRESSED < self.chunk_bytes:
+                raise DamagedFileError(
+                    path, f"it has {about.st_size:,} bytes, too few for the {self.chunk_bytes:,} it is said to hold"
+                )
+
+    def check_content(self, path: Path, content: bytes) -> None:
+        """Raise where a chunk's checksum fails, or where it would decode to another size than a chunk's."""
+        payload = memoryview(content)
+        if "crc32c" in self.codecs:
+            payload = payload[:-CHECKSUM_BYTES]
+            if checksum(payload) != int.from_bytes(content[-CHECKSUM_BYTES:], "little"):
+                raise DamagedFileError(path, "its checksum does not match, so it is damaged")
+        size = _zstd_size(payload) if "zstd" in self.codecs else len(payload)
+        if size != self.chunk_bytes:
+            raise DamagedFileError(path, f"it decodes to {size} bytes; a chunk has {self.chunk_bytes}: it is damaged")
+
+
+class GroupInfo(NamedTuple):
+    """A group's attributes and all arrays below it, by path (`posterior/position`)."""
+
+    attributes: dict[str, Any]
+    arrays: dict[str, ArrayInfo]
+
+
+def missing_chunk(path: Path) -> DamagedFileError:
+    """The error for a chunk that was written and is not there."""
+    return DamagedFileError(path, "this chunk of the array is missing; restore it from a copy")
+
+
+def checksum(content: Any) -> int:
+    """CRC-32C of a buffer."""
+    return int(google_crc32c.value(np.frombuffer(content, np.uint8)))
+
+
+def _zstd_size(frame: memoryview) -> int:
+    """The size a Zstandard frame declares that it decodes to; −1 where it declares none."""
+    if len(frame) < 6 or int.from_bytes(frame[:4], "little") != 0xFD2FB528:
+        return -1
+    descriptor = frame[4]
+    single = descriptor >> 5 & 1
+    width = (single, 2, 4, 8)[descriptor >> 6]
+    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
+    field = frame[start : start + width]
+    if width == 0 or len(field) < width:
+        return -1
+    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
+
+
+# Metadata
+
+
+def inspect_group(folder: Path, dtypes: Collection[str] = NUMBERS) -> GroupInfo:
+    """Read and check the metadata of a group and of everything below it, without zarr.
+
+    Raises
+    ------
+    DamagedFileError
+        With the file, where anything is not as this library's zarr groups are: another format, codec or dtype, a link
+        in place of a folder, metadata that are damaged.
+    """
+    root = _metadata(folder)
+    if root.get("node_type") != "group":
+        raise DamagedFileError(folder / METADATA, f"it describes {root.get('node_type')!r}; a group is expected")
+    arrays: dict[str, ArrayInfo] = {}
+    _collect(folder, "", dtypes, arrays, 0)
+    return GroupInfo(_attributes(folder, root), arrays)
+
+
+def _collect(folder: Path, prefix: str, dtypes: Collection[str], arrays: dict[str, ArrayInfo], depth: int) -> None:
+    if depth > DEEPEST:
+        raise DamagedFileError(folder, f"its groups are nested more than {DEEPEST} deep")
+    with os.scandir(folder) as entries:
+        inner = sorted(entries, key=lambda entry: entry.name)
+    for entry in inner:
+        place = folder / entry.name
+        if not os.path.lexists(place / METADATA):
+            continue
+        if entry.is_symlink():
+            raise DamagedFileError(place, "it is a symbolic link; a folder is expected")
+        metadata = _metadata(place)
+        if metadata.get("node_type") == "array":
+            arrays[prefix + entry.name] = _array(place, metadata, dtypes)
+        elif metadata.get("node_type") == "group":
+            _attributes(place, metadata)
+            _collect(place, f"{prefix}{entry.name}/", dtypes, arrays, depth + 1)
+        else:
+            raise DamagedFileError(place / METADATA, "it describes neither an array nor a group")
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    path = folder / METADATA
+    try:
+        found = read_json_object(path, METADATA_LIMIT)
+    except (FileNotFoundError, NotADirectoryError):
+        if any(os.path.lexists(folder / name) for name in (".zgroup", ".zarray", ".zmetadata")):
+            raise DamagedFileError(
+                folder, "it is in zarr format 2, which is not read; rewrite it with zarr_format=3"
+            ) from None
+        raise DamagedFileError(folder, f"it is not a zarr group (it has no {METADATA})") from None
+    if found.get("zarr_format") != 3:
+        raise DamagedFileError(path, f"its zarr_format is {found.get('zarr_format')!r}; only 3 is read")
+    return found
+
+
+def _attributes(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+    attributes = metadata.get("attributes", {})
+    if not isinstance(attributes, dict):
+        raise DamagedFileError(folder / METADATA, "its attributes are not an object")
+    return attributes
+
+
+def _array(folder: Path, metadata: dict[str, Any], dtypes: Collection[str]) -> ArrayInfo:
+    path = folder / METADATA
+    dtype = metadata.get("data_type")
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        raise DamagedFileError(path, f"its data type {str(dtype)[:80]!r} is not read; numbers are: {_listed(dtypes)}")
+    codecs = _codecs(path, metadata.get("codecs"))
+    if metadata.get("storage_transformers"):
+        raise DamagedFileError(path, "it has storage transformers, which are not read")
+    try:
+        grid, keys = metadata["chunk_grid"], metadata["chunk_key_encoding"]
+        shape, chunks = _lengths(metadata["shape"], 0), _lengths(grid["configuration"]["chunk_shape"], 1)
+        regular = grid["name"] == "regular" and len(shape) == len(chunks) <= 32
+        plain = keys["name"] == "default" and keys.get("configuration", {}).get("separator", "/") in ("/", ".")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DamagedFileError(path, f"its metadata are damaged ({error!r})") from error
+    if not (regular and plain):
+        raise DamagedFileError(path, "its chunks are not laid out as zarr does by default (a regular grid)")
+    _attributes(folder, metadata)
+    endian = metadata["codecs"][0].get("configuration", {}).get("endian", "little")
+    order = np.dtype(dtype).newbyteorder("<" if endian == "little" else ">")
+    return ArrayInfo(folder, metadata, shape, chunks, order, codecs)
+
+
+def _codecs(path: Path, found: Any) -> tuple[str, ...]:
+    entries = found if isinstance(found, list) else [found]
+    names = tuple(str(entry.get("name") if isinstance(entry, dict) else entry) for entry in entries[:20])
+    settings = [entry.get("configuration", {}) if isinstance(entry, dict) else None for entry in entries]
+    if names not in CODECS or not all(isinstance(each, dict) for each in settings):
+        raise DamagedFileError(
+            path,
+            f"its codecs ({', '.join(names)[:200]}) are not read; write the array with Zstandard (zarr's default), "
+            "with or without crc32c, and no filters",
+        )
+    return names
+
+
+def _lengths(found: Any, least: int) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(type(length) is int and least <= length < 2**62 for length in found):
+        raise ValueError("a shape is not a list of whole numbers")
+    return tuple(found)
+
+
+def _listed(dtypes: Collection[str]) -> str:
+    return ", ".join(sorted(dtypes))
+
+
+# Data
+
+
+class CheckedStore(LocalStore):
+    """A folder whose chunks are checked when read: regular files, of the right size, with the right checksum.
+
+    `arrays` are the arrays that may be read. `digests` holds, by key, the digest that a chunk must have where that is
+    known: those of the chunks that this store has written, and those that the caller puts there.
+    """
+
+    def __init__(self, root: Path | str, *, read_only: bool = False) -> None:
+        super().__init__(root, read_only=read_only)
+        self.arrays: dict[str, ArrayInfo] = {}
+        self.complete = True
+        self.digests: dict[str, str] = {}
+
+    def _share(self, other: "CheckedStore") -> "CheckedStore":
+        other.arrays, other.complete, other.digests = self.arrays, self.complete, self.digests
+        return other
+
+    def with_read_only(self, read_only: bool = False) -> "CheckedStore":
+        """The same store, for reading only or not."""
+        return self._share(type(self)(self.root, read_only=read_only))
+
+    def must_exist(self, name: str, index: tuple[int, ...]) -> bool:
+        """Whether a chunk was written, so that it is an error if it is missing."""
+        return self.complete
+
+    def _read(self, key: str) -> bytes | None:
+        path = self.root / key
+        name, chunk = _split(key)
+        info = self.arrays.get(name) if chunk else None
+        limit = METADATA_LIMIT if info is None else 2 * info.chunk_bytes + 2**16
+        try:
+            content = read_regular(path, limit)
+        except (FileNotFoundError, NotADirectoryError):
+            if info is not None and self.must_exist(name, info.parse_chunk(chunk)):
+                raise missing_chunk(path) from None
+            return None
+        except IsADirectoryError:
+            raise DamagedFileError(path, "it is a folder; a file is expected") from None
+        if info is not None:
+            info.check_content(path, content)
+            if self.digests.get(key) not in (None, digest(content)):
+                raise DamagedFileError(path, "it is not the chunk that the run wrote there; restore it from a copy")
+        return content
+
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+        """The content of a file; None for a chunk that was never written."""
+        if byte_range is not None:  # no codec that is allowed reads parts of a file
+            raise DamagedFileError(self.root / key, "its codecs read parts of files, which is not supported")
+        buffer = zarr.core.buffer.default_buffer_prototype().buffer if prototype is None else prototype.buffer
+        content = await asyncio.to_thread(self._read, key)
+        return None if content is None else buffer.from_bytes(content)
+
+    def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Any:
+        """The same, without an event loop."""
+        buffer = zarr.core.buffer.default_buffer_prototype().buffer if prototype is None else prototype.buffer
+        content = self._read(key)
+        return None if content is None else buffer.from_bytes(content)
+
+    async def set(self, key: str, value: Any) -> None:
+        """Write a file in one step; one that exists is replaced only after the new one is on the disk."""
+        path = self.root / key
+        if path.exists():
+            self._check_writable()
+            await asyncio.to_thread(write_atomically, path, value.to_bytes())
+        else:
+            await super().set(key, value)
+        if _split(key)[1]:
+            self.digests[key] = digest(value.as_numpy_array())
+
+
+def _split(key: str) -> tuple[str, str]:
+    """The array and the chunk of a key; no chunk for metadata."""
+    name, slash, rest = key.rpartition("/c/")
+    if slash:
+        return name, f"c/{rest}"
+    name, slash, rest = key.rpartition("/")
+    return (name, rest) if slash and (rest == "c" or rest.startswith("c.")) else (key, "")
+
+
+def digest(content: Any) -> str:
+    """Size and checksum of a chunk's file. The checksum is the one that the crc32c codec wrote, already verified."""
+    return f"{len(content)}-{bytes(content[-CHECKSUM_BYTES:]).hex()}"
+
+
+def open_group(
+    folder: Path,
+    *,
+    mode: Literal["r", "r+"] = "r",
+    dtypes: Collection[str] = NUMBERS,
+    complete: bool = True,
+    store: type[CheckedStore] = CheckedStore,
+) -> zarr.Group:
+    """Open a zarr group of format 3 after its metadata have been checked.
+
+    Parameters
+    ----------
+    folder
+        The group.
+    mode
+        "r" to read, "r+" to write as well.
+    dtypes
+        The data types that are read.
+    complete
+        Whether every chunk of every array has been written (arrays with `write_empty_chunks=True`): a missing one is
+        then an error, before memory for the array is allocated. False takes a missing chunk for fill values.
+    store
+        A subclass of `CheckedStore`.
+
+    Raises
+    ------
+    DamagedFileError
+        A ValueError that names the file; the same for chunks that are read later.
+    """
+    info = inspect_group(folder, dtypes)
+    if complete:
+        for array in info.arrays.values():
+            array.check_chunks()
+    checked = store(folder, read_only=mode == "r")
+    checked.arrays, checked.complete = info.arrays, complete
+    try:
+        group = zarr.open_group(checked, mode=mode, zarr_format=3, use_consolidated=False)
+        for name in info.arrays:
+            group[name]
+    except OSError:
+        raise
+    except Exception as error:  # zarr's own checks raise many kinds
+        raise DamagedFileError(folder, f"zarr cannot open it ({error})") from error
+    return group
+
+
+def read_array(array: Any, selection: Any = ...) -> np.ndarray:
+    """Read from an array of a group that `open_group` opened; damage is an error that names the array's folder."""
+    try:
+        return np.asarray(array[selection])
+    except (OSError, DamagedFileError, IndexError):
+        raise
+    except Exception as error:  # codecs raise many kinds, MemoryError among them
+        folder = array.store.root / array.path
+        raise DamagedFileError(folder, f"its chunks cannot be decoded ({error!r})") from error
