@@ -4,13 +4,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.commands import app as darcy_app
 from ridgewalk.plain_errors import errors_in_plain_words
 from ridgewalk.studies.registry import NAMES, study_named
 from ridgewalk.studies.study import Preset
 from ridgewalk.surrogates.commands import register
+
+with requires_extra("cli"):
+    import typer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Bayesian deep learning that mixes.")
 app.add_typer(darcy_app, name="darcy")

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
+from ridgewalk._optional import requires_extra
+
+with requires_extra("cli"):
+    import typer
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ridgewalk._optional import requires_extra
 from ridgewalk.plain_errors import errors_in_plain_words
+
+with requires_extra("cli"):
+    import typer
 
 if TYPE_CHECKING:
     from ridgewalk.darcy.permeability import LabelledPermeability

@@ -3,18 +3,21 @@
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.boundary import Boundary
 from ridgewalk.darcy.grid import Array, cell_velocity
 from ridgewalk.darcy.multiscale import energy_error, solve_multiscale
 from ridgewalk.darcy.multiscale_basis import multiscale_basis
 from ridgewalk.darcy.plots import Panel, draw_panel
 from ridgewalk.darcy.solver import solve
+
+with requires_extra("darcy"):
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 
 class ErrorCurve(NamedTuple):

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from ridgewalk._io import refuse_existing, write_atomically
+from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
 from ridgewalk.darcy.store import DataSet, load
+
+with requires_extra("darcy"):
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
 HIGH_CONTRAST = 100.0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.grid import Array
 
 SHAPE = (60, 220, 85)
@@ -95,7 +96,8 @@ def fetch_spe10(folder: str | Path | None = None, url: str = URL, sha256: str = 
 
     The checksum is of the permeability, not of the archive: SPE may pack the same numbers anew.
     """
-    import pooch  # noqa: PLC0415 — only this function needs it
+    with requires_extra("darcy"):
+        import pooch  # noqa: PLC0415 — only this function needs it
 
     name, place = url.rsplit("/", 1)[-1], folder or pooch.os_cache("ridgewalk")
     try:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
 from ridgewalk._io import (
     clear_own,
@@ -26,8 +25,12 @@ from ridgewalk._io import (
     unfinished_folders,
     write_atomically,
 )
+from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.grid import Array, Grid
 from ridgewalk.darcy.problems import Problem, Value
+
+with requires_extra("darcy"):
+    import zarr
 
 FORMAT = "ridgewalk-darcy"
 FORMAT_VERSION = 1

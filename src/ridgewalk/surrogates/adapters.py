@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates.model import Model, Shape, check_model
 from ridgewalk.types import Key, PyTree
+
+with requires_extra("neural"):
+    import equinox as eqx
 
 
 class Constant:

@@ -6,10 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from ridgewalk._optional import requires_extra
 from ridgewalk.plain_errors import errors_in_plain_words
 from ridgewalk.surrogates.defaults import DEFAULT_PRIOR
+
+with requires_extra("cli"):
+    import typer
 
 if TYPE_CHECKING:
     from ridgewalk.surrogates.estimator import SurrogateRegressor

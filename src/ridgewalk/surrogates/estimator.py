@@ -7,10 +7,8 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.metrics import r2_score
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.run.plan import Every
 from ridgewalk.surrogates import checked
 from ridgewalk.surrogates.choices import network_of, sampler_of, sparse_sampler
@@ -25,6 +23,11 @@ from ridgewalk.surrogates.pruned_draws import PrunedNetworks
 from ridgewalk.surrogates.report import FitReport
 from ridgewalk.surrogates.scaling import InputScaling, OutputScales, OutputScaling, fit_inputs, fit_outputs
 from ridgewalk.types import PyTree
+
+with requires_extra("neural"):
+    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+    from sklearn.metrics import r2_score
+    from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 Array = NDArray[np.float64]
 

@@ -5,13 +5,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.table import Table
-from sklearn.metrics import r2_score
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates.calibration import calibration_error
 from ridgewalk.surrogates.errors import relative_errors
 from ridgewalk.surrogates.estimator import SurrogateRegressor
 from ridgewalk.surrogates.predictive import checked_levels
 from ridgewalk.surrogates.scores import gaussian_crps, gaussian_nll
+
+with requires_extra("neural"):
+    from sklearn.metrics import r2_score
 
 Array = NDArray[np.float64]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ridgewalk._io import unfinished_folders
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates.checked import finite_rows
 
 NETCDF = (".nc", ".nc4", ".netcdf")
@@ -69,7 +70,8 @@ def _whole(path: Path, name: str, file: np.lib.npyio.NpzFile) -> np.ndarray:
 
 
 def _from_zarr(path: Path, names: list[str]) -> list[np.ndarray]:
-    import zarr  # noqa: PLC0415  (slow to import)
+    with requires_extra("store"):
+        import zarr  # noqa: PLC0415  (slow to import)
 
     try:
         group = zarr.open_group(path, mode="r")
@@ -88,7 +90,8 @@ def _from_zarr(path: Path, names: list[str]) -> list[np.ndarray]:
 
 
 def _from_netcdf(path: Path, names: list[str]) -> list[np.ndarray]:
-    import xarray as xr  # noqa: PLC0415
+    with requires_extra("store"):
+        import xarray as xr  # noqa: PLC0415
 
     try:
         with xr.open_dataset(path) as file:

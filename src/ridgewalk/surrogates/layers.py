@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Protocol
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates.convolution import convolve, patches
 from ridgewalk.types import Key
+
+with requires_extra("neural"):
+    import equinox as eqx
 
 START = jax.nn.initializers.glorot_uniform()
 """Weights uniform in ±√(6 / (fan in + fan out)); biases start at zero."""

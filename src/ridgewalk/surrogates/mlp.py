@@ -4,13 +4,16 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-import equinox as eqx
 import jax
 import numpy as np
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates.adapters import EquinoxNetwork
 from ridgewalk.surrogates.layers import Dense
 from ridgewalk.types import Key
+
+with requires_extra("neural"):
+    import equinox as eqx
 
 START = jax.nn.initializers.lecun_uniform()
 """Weights of variance 1 / (fan in): what goes in comes out with its spread, also where few inputs meet a wide layer."""

@@ -24,12 +24,15 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-import equinox as eqx
 import jax
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates.adapters import EquinoxNetwork
 from ridgewalk.surrogates.layers import Convolution, Dense, FieldLayer, LocallyConnected, average_pool
 from ridgewalk.types import Key
+
+with requires_extra("neural"):
+    import equinox as eqx
 
 Activation = Callable[[jax.Array], jax.Array]
 

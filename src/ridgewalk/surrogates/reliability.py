@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates.calibration import Assessment
+
+with requires_extra("plots"):
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
 STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"))
 """Colours that the colour-blind can tell apart, each with its own marker."""

@@ -8,12 +8,16 @@ each other, so that several cores give the same bits as one.
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+
+from ridgewalk._optional import requires_extra
+
+with requires_extra("sparse"):
+    import numba
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
 
 UNROLLED = 4
 """Sums that a masked product keeps at a time: one would wait for itself in every addition."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ridgewalk._optional import requires_extra
 from ridgewalk.surrogates import cores
 
 FETCH, MASKED = 0.22, 0.06
@@ -46,7 +47,8 @@ def _blocks(examples: int) -> tuple[int, int]:
 @cache
 def can_expand() -> bool:
     """Whether the processor has AVX-512, which masked products are made of."""
-    from llvmlite import binding  # noqa: PLC0415 - slow to import, and needed by few
+    with requires_extra("sparse"):
+        from llvmlite import binding  # noqa: PLC0415 - slow to import, and needed by few
 
     return bool(binding.get_host_cpu_features().get("avx512f", False))
 
