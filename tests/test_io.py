@@ -204,14 +204,15 @@ def test_a_working_folder_is_found_again_by_its_result(tmp_path):
     assert unfinished_folders(tmp_path / "model.v2") == [other]
 
 
-def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path):
+def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "real").write_text("1")
     (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)  # a socket's name is short
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "socket"))
+        server.bind("socket")
         for name in ("folder", "fifo", "socket", "zero", "link"):
             with pytest.raises(DamagedFileError, match=f"{name}: it is (not a regular file|a symbolic link)"):
                 read_regular(tmp_path / name)
@@ -334,7 +335,7 @@ def test_absurd_headers_allocate_nothing(tmp_path, header):
     text = json.dumps(header).encode()
     path = tmp_path / "t.safetensors"
     content = len(text).to_bytes(8, "little") + text + bytes(8)
-    with pytest.raises(DamagedFileError, match=r"t\.safetensors: its header is damaged"):
+    with pytest.raises(DamagedFileError, match=r"t\.safetensors: (its header is|it is truncated or) damaged"):
         parse_tensors(path, content)
     for length in (2**63, 2**40, 10**8, len(content)):
         with pytest.raises(DamagedFileError, match="truncated or damaged"):

@@ -121,10 +121,11 @@ def _opened(path: Path, limit: int | None, follow: bool) -> Iterator[tuple[Any, 
         if error.errno == errno.ENXIO:  # a socket
             raise DamagedFileError(path, "it is not a regular file") from error
         raise
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(descriptor)
+        raise DamagedFileError(path, "it is not a regular file")
     with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise DamagedFileError(path, "it is not a regular file")
         if limit is not None and about.st_size > limit:
             raise DamagedFileError(path, f"it has {about.st_size:,} bytes; at most {limit:,} are expected")
         yield file, about.st_size

@@ -7,6 +7,7 @@ block is there the folder is renamed, in one step, to its final name.
 
 import json
 import os
+import shutil
 from collections.abc import Container
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -167,6 +168,7 @@ def write_block(growing: Path, plan: Plan, block: int, arrays: dict[str, Array])
 
 def finish(growing: Path, path: Path) -> None:
     """Give the complete data set its name; one that is replaced is removed only afterwards."""
+    shutil.rmtree(growing / MARKERS)
     replace_folder(growing, path)
 
 
