@@ -117,6 +117,94 @@ def test_the_command_writes_the_page_and_says_what_is_missing(folder, tmp_path):
     assert "not as a study writes it" in CliRunner().invoke(app, ["report", str(tmp_path)]).output
 
 
+SCRIPT = "<script>alert(1)</script>"
+
+
+def table(content):
+    return content["report"]["sections"][0]["tables"][0]
+
+
+def cell(content):
+    return next(cell for row in table(content)["rows"] for cell in row if isinstance(cell, dict))
+
+
+def pictured(content):
+    return next(part for section in content["report"]["sections"] for part in section["pictures"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: pictured(content).update(file="../../etc/passwd"),
+        lambda content: pictured(content).update(file="/etc/passwd"),
+        lambda content: pictured(content).update(file="outside.png"),
+        lambda content: pictured(content).update(file="metrics.json"),
+        lambda content: pictured(content).update(file=".."),
+        lambda content: pictured(content).update(alt=3),
+        lambda content: cell(content).update(value=SCRIPT),
+        lambda content: cell(content).update(value=True),
+        lambda content: cell(content).update(value=[1]),
+        lambda content: cell(content).update(paper=SCRIPT),
+        lambda content: cell(content).update(spread={"a": 1}),
+        lambda content: cell(content).update(style="1000000000d"),
+        lambda content: cell(content).update(style=3),
+        lambda content: cell(content).update(mark=SCRIPT),
+        lambda content: cell(content).update(note=3),
+        lambda content: table(content).update(columns=3),
+        lambda content: table(content)["rows"][0].append("x"),
+        lambda content: content.update(study=3),
+        lambda content: content.update(seconds=SCRIPT),
+        lambda content: content.update(seconds=10**400),
+        lambda content: content.update(versions={"jax": 3}),
+        lambda content: content.update(settings=[1]),
+        lambda content: content.update(report=[]),
+        lambda content: content["report"].update(sections={"a": 1}),
+    ],
+)
+def test_metrics_that_no_study_writes_are_refused(tmp_path, change):
+    run_study(toy_study([]), Preset.quick, tmp_path)
+    (tmp_path / "secret.png").write_bytes((tmp_path / "toy" / "line.png").read_bytes())
+    (tmp_path / "toy" / "outside.png").symlink_to(tmp_path / "secret.png")
+    path = tmp_path / "toy" / "metrics.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert str(tmp_path / "toy") in done.output.replace("\n", "")
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_text_of_the_metrics_is_escaped(tmp_path):
+    run_study(toy_study([]), Preset.quick, tmp_path)
+    path = tmp_path / "toy" / "metrics.json"
+    content = json.loads(path.read_text())
+
+    def everywhere(value):
+        if isinstance(value, str):
+            return value + "\"'>" + SCRIPT
+        if isinstance(value, list):
+            return [everywhere(item) for item in value]
+        if isinstance(value, dict):
+            kept = ("style", "mark", "file")
+            return {key: item if key in kept else everywhere(item) for key, item in value.items()}
+        return value
+
+    path.write_text(json.dumps(everywhere(content)))
+    text = write_page(tmp_path).read_text()
+    assert escape(SCRIPT) in text
+    assert "<script" not in text
+    assert Page(text).open == []
+
+
+def test_a_page_without_end_of_nesting_is_refused(tmp_path):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "metrics.json").write_text("[" * 100_000)
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert "nested too deeply" in done.output.replace("\n", " ")
+
+
 PROBE = """<!DOCTYPE html><title>probe</title><body>{frames}<script>
 addEventListener("load", () => {{
   const seen = [...document.querySelectorAll("iframe")].map(frame => {{

@@ -4,6 +4,7 @@ import base64
 from html import escape
 from pathlib import Path
 
+from ridgewalk._io import read_regular
 from ridgewalk.studies.schema import Cell, Mark, Number, Picture, Table
 
 SIGNS: dict[Mark, str] = {"better": "✓ better", "equal": "= equal", "worse": "✗ worse"}
@@ -17,7 +18,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 def number(value: float, style: str) -> str:
     """A number as read, with the full one for machines."""
-    return f'<data value="{value!r}">{escape(format(value, style))}</data>'
+    return f'<data value="{escape(repr(value))}">{escape(format(value, style))}</data>'
 
 
 def cell(content: Cell) -> str:
@@ -58,12 +59,22 @@ def table(content: Table) -> str:
     )
 
 
+PICTURE_LIMIT = 2**26
+"""Bytes of the largest figure that is put into the page."""
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
 def picture(content: Picture, folder: Path) -> str:
     """A figure, the image inside the page."""
     path = folder / content.file
-    if not path.is_file():
-        raise ValueError(f"{path}: the figure is missing; run the study again")
-    data = base64.b64encode(path.read_bytes()).decode()
+    try:
+        image = read_regular(path, PICTURE_LIMIT)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: the figure is missing; run the study again") from error
+    if not image.startswith(PNG):
+        raise ValueError(f"{path}: it is not a PNG image; run the study again")
+    data = base64.b64encode(image).decode()
     return (
         f'<figure><img alt="{escape(content.alt)}" src="data:image/png;base64,{data}">'
         f"<figcaption>{escape(content.caption)}</figcaption></figure>"

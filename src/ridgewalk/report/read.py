@@ -1,9 +1,9 @@
 """Reads what the studies in a folder left behind."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ridgewalk._io import read_json_object
 from ridgewalk.studies.registry import NAMES
 from ridgewalk.studies.schema import Report, from_json
 
@@ -39,19 +39,25 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _read(path: Path) -> Finished:
+    content = read_json_object(path)
     try:
-        content = json.loads(path.read_text())
+        text = {name: content[name] for name in ("study", "preset", "command", "reduced")}
+        records = {name: content[name] for name in ("settings", "versions", "environment")}
+        if not all(isinstance(value, str) for value in text.values()):
+            raise ValueError("study, preset, command and reduced are text")
+        if not all(isinstance(value, dict) for value in records.values()):
+            raise ValueError("settings, versions and environment are objects")
+        if not all(isinstance(item, str) for name in ("versions", "environment") for item in records[name].values()):
+            raise ValueError("versions and environment hold text")
         return Finished(
-            name=content["study"],
+            name=text["study"],
             folder=path.parent,
             report=from_json(content["report"]),
-            preset=content["preset"],
-            command=content["command"],
-            reduced=content["reduced"],
+            preset=text["preset"],
+            command=text["command"],
+            reduced=text["reduced"],
             seconds=float(content["seconds"]),
-            settings=content["settings"],
-            versions=content["versions"],
-            environment=content["environment"],
+            **records,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ValueError(f"{path}: not as a study writes it ({error}); run the study again") from error

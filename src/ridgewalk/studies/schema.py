@@ -1,8 +1,9 @@
 """What a study tells a reader: text, tables and figures. `metrics.json` holds it, the terminal and the page show it."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 Mark: TypeAlias = Literal["better", "equal", "worse"]
 """How a number stands beside the paper's, or beside a target that the study's text names."""
@@ -99,22 +100,66 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def from_json(content: dict[str, Any]) -> Report:
-    """The report that `as_json` wrote; ValueError where something is missing."""
+    """The report that `as_json` wrote; ValueError where something is missing or of another type.
+
+    The content comes from a file, so nothing is trusted: text must be text, numbers numbers, and figures files of the
+    study's own folder.
+    """
     try:
         sections = tuple(_section(part) for part in content["sections"])
-        return Report(content["title"], tuple(content["text"]), sections)
-    except (KeyError, TypeError) as error:
+        return Report(_text(content["title"]), tuple(map(_text, content["text"])), sections)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"report: not as `studies.schema` writes it ({error!r}); run the study again") from error
 
 
 def _section(part: dict[str, Any]) -> Section:
     tables = tuple(
-        Table(t["caption"], tuple(t["columns"]), tuple(tuple(map(_cell, row)) for row in t["rows"]), t["note"])
+        Table(
+            _text(t["caption"]),
+            tuple(map(_text, t["columns"])),
+            tuple(tuple(map(_cell, row)) for row in t["rows"]),
+            _text(t["note"]),
+        )
         for t in part["tables"]
     )
-    pictures = tuple(Picture(**picture) for picture in part["pictures"])
-    return Section(part["heading"], tuple(part["text"]), tables, pictures)
+    pictures = tuple(
+        Picture(_file_name(picture["file"]), _text(picture["caption"]), _text(picture["alt"]))
+        for picture in part["pictures"]
+    )
+    return Section(_text(part["heading"]), tuple(map(_text, part["text"])), tables, pictures)
 
 
 def _cell(cell: str | dict[str, Any]) -> Cell:
-    return cell if isinstance(cell, str) else Number(**cell)
+    if isinstance(cell, str):
+        return cell
+    found = Number(**cell)
+    for name in ("value", "spread", "paper"):
+        _number(name, getattr(found, name))
+    if not (isinstance(found.style, str) and _STYLE.fullmatch(found.style)):
+        raise ValueError(f"style: {str(found.style)[:40]!r} is not a format of numbers such as '.3g'")
+    if found.mark not in (None, *get_args(Mark)):
+        raise ValueError(f"mark: {str(found.mark)[:40]!r} is not one of {', '.join(get_args(Mark))}")
+    _text(found.note)
+    return found
+
+
+_STYLE = re.compile(r",?(\.\d{1,2})?[defg%]?")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:40]!r} is {type(value).__name__}, where text belongs")
+    return value
+
+
+def _number(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{name}: {str(value)[:40]!r} is {type(value).__name__}, where a number belongs")
+
+
+def _file_name(value: Any) -> str:
+    """A name in the study's own folder: no path leads out of it."""
+    name = _text(value)
+    if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise ValueError(f"file: {name[:80]!r} is not the name of a file in the study's folder")
+    return name
