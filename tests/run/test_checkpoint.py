@@ -236,6 +236,68 @@ def test_every_flipped_bit_is_noticed(tmp_path):
         np.testing.assert_array_equal(found.arrays[0], np.arange(4.0))
 
 
+def test_unreadable_files_of_later_steps_do_not_remove_good_checkpoints(tmp_path):
+    """Only checkpoints of earlier steps are removed, and never the one just written."""
+    whole = run(checkpoint=tmp_path, every=20)
+    strangers = [tmp_path / f"step-{step:012d}.safetensors" for step in (7, 900, 901)]
+    for path in strangers:
+        path.write_bytes(b"not a checkpoint")
+    folder = tmp_path / "step-000000000008.safetensors"
+    folder.mkdir()
+    with pytest.warns(RuntimeWarning, match="an older one is used"):
+        assert_same_run(run(steps=120), run(steps=120, checkpoint=tmp_path, every=20, resume=True))
+    good = [path for path in checkpoint.files(tmp_path) if path not in (*strangers, folder)]
+    assert [path.stem[-3:] for path in good] == ["100", "120"]
+    assert all(path.read_bytes() == b"not a checkpoint" for path in strangers)
+    assert folder.is_dir()
+    with pytest.warns(RuntimeWarning, match="an older one is used"):
+        run(steps=120, checkpoint=tmp_path, every=20, resume=True)
+    assert whole.steps == 60
+
+
+def header_only(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header_only(b"[" * 200_000),
+        header_only(b'{"__metadata__": {"format": "ridgewalk-checkpoint", "about": "' + b"[" * 200_000 + b'"}}'),
+        (2**62).to_bytes(8, "little") + b"{}",
+        header_only(b'{"x": {"dtype": "F64", "shape": [1000000000, 1000], "data_offsets": [0, 8000000000000]}}'),
+        header_only(b"3"),
+        header_only(b'{"__metadata__": 3}'),
+    ],
+    ids=["deep header", "deep description", "long header", "large array", "number", "no description"],
+)
+def test_crafted_headers_fall_back_like_other_damage(tmp_path, content):
+    whole = run(checkpoint=tmp_path, every=20)
+    checkpoint.files(tmp_path)[-1].write_bytes(content)
+    with pytest.warns(RuntimeWarning, match="an older one is used"):
+        assert_same_run(whole, run(checkpoint=tmp_path, every=20, resume=True))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
+def test_only_regular_files_are_read(tmp_path, kind):
+    whole = run(checkpoint=tmp_path, every=20)
+    path = checkpoint.files(tmp_path)[-1]
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.warns(RuntimeWarning, match="an older one is used"):
+        if kind == "folder":
+            with pytest.raises(rw.CheckpointError, match=rf"could not be written to {path} \(Is a directory\)"):
+                run(checkpoint=tmp_path, every=20, resume=True)
+            path.rmdir()
+        else:
+            assert_same_run(whole, run(checkpoint=tmp_path, every=20, resume=True))
+
+
 def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
     run(checkpoint=tmp_path, every=20)
     path = checkpoint.files(tmp_path)[-1]

@@ -1,10 +1,8 @@
-"""Checkpoints: one file each, written whole or not at all, checked when read, and never able to run code.
+"""Checkpoints: one safetensors file each, written atomically, checked when read, and never able to run code.
 
-A file is in the safetensors format; its header holds the settings of the run and a SHA-256 of everything in it.
+The header holds the settings of the run, what its store of draws held at that step, and a SHA-256 of everything.
 """
 
-import hashlib
-import json
 import re
 import warnings
 from dataclasses import dataclass
@@ -13,116 +11,114 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, safe_open
 
-from ridgewalk._io import force_to_disk, write_atomically
+from ridgewalk._io import DamagedFileError, NewerFormatError, read_tensors, write_tensors
 
 FORMAT = "ridgewalk-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 added what the store of draws held. 1 is read too: checkpoints of optimisers have no store."""
+
 KEPT = 2
 """How many checkpoints stay: the newest, and one more in case the newest cannot be read."""
 
-_NAME = re.compile(r"step-(\d+)\.safetensors")
+_NAME = re.compile(r"step-(\d{1,19})\.safetensors")
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used, and why."""
 
 
+class FutureVersionError(CheckpointError):
+    """Written by a later version of the library: no older checkpoint is used in its place."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run was: its arrays, in order, and the settings it was made with."""
+    """A run's state after `step` steps: its arrays, in order, and the settings it was made with."""
 
     step: int
     arrays: list[np.ndarray]
     settings: dict[str, Any]
-
-
-def _digest(tensors: dict[str, np.ndarray], about: str) -> str:
-    digest = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        tensor = np.asarray(tensors[name], order="C")
-        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-        digest.update(tensor.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    store: dict[str, Any] | None = None
+    """What the store of draws held (`DrawStore.manifest`)."""
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
-    """Half-precision brains and other dtypes that numpy lacks travel as the bytes they are."""
+    """bfloat16 is stored as its raw uint16 bits."""
     return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _step_of(path: Path) -> int | None:
+    """The step in a checkpoint's name; None for other files."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def files(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    found = [(step, path) for path in folder.iterdir() if (step := _step_of(path)) is not None]
     return [path for _, path in sorted(found)]
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Add a checkpoint; older ones than the last two are removed once it is complete on the disk."""
+    """Add a checkpoint; once it is on the disk, those before the last `KEPT` are removed."""
     tensors = {f"{i:04d}": _storable(np.asarray(array, order="C")) for i, array in enumerate(checkpoint.arrays)}
-    about = json.dumps(
-        {
-            "step": checkpoint.step,
-            "dtypes": [str(array.dtype) for array in checkpoint.arrays],
-            "settings": checkpoint.settings,
-        },
-        sort_keys=True,
-    )
-    header = {
-        "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
-        "about": about,
-        "sha256": _digest(tensors, about),
+    about = {
+        "step": checkpoint.step,
+        "dtypes": [str(array.dtype) for array in checkpoint.arrays],
+        "settings": checkpoint.settings,
+        "store": checkpoint.store,
     }
     path = folder / f"step-{checkpoint.step:012d}.safetensors"
     try:
-        write_atomically(path, save(tensors, metadata=header))
-        force_to_disk([folder])
+        write_tensors(path, tensors, kind=FORMAT, version=FORMAT_VERSION, about=about)
     except OSError as error:
-        left = files(folder)
+        left = [earlier for earlier in files(folder) if _is_checkpoint(earlier)]
         rest = f"the run can be resumed from {left[-1].name}" if left else "no earlier checkpoint exists"
         raise CheckpointError(
-            f"checkpoint: step {checkpoint.step} could not be written to {folder} ({error.strerror}); {rest}: free "
-            "space or make the folder writable, then make the same call with resume=True"
+            f"checkpoint: step {checkpoint.step} could not be written to {path} ({error.strerror}); {rest}: free "
+            "space or make it writable, then make the same call with resume=True"
         ) from error
-    for old in files(folder)[:-KEPT]:
-        old.unlink()
+    _remove_before(folder, checkpoint.step)
     return path
+
+
+def _remove_before(folder: Path, step: int) -> None:
+    """Remove old checkpoints: only files that are checkpoints, and only of steps before this one."""
+    older = [path for path in files(folder) if (found := _step_of(path)) is not None and found < step]
+    for path in [path for path in older if _is_checkpoint(path)][: -(KEPT - 1)]:
+        path.unlink(missing_ok=True)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file's header says that this library wrote it."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with safe_open(path, "numpy") as file:
+            return bool((file.metadata() or {}).get("format") == FORMAT)
+    except (SafetensorError, OSError):
+        return False
 
 
 def read(path: Path) -> Checkpoint:
     """A checkpoint, if every bit of it is as it was written."""
-    content = path.read_bytes()
     try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])["__metadata__"]
-        if header["format"] != FORMAT:
-            raise CheckpointError(f"its format is {header['format']!r}")
-        version, sha256 = int(header["format_version"]), header["sha256"]
-        tensors = load(content)
-        about = json.loads(header["about"])
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: it is not a ridgewalk checkpoint, or damaged ({error})") from error
-    if version > FORMAT_VERSION:
-        raise FutureVersionError(
-            f"checkpoint: {path} has format version {version}, this ridgewalk reads up to {FORMAT_VERSION}; "
-            "upgrade ridgewalk, or choose another checkpoint folder"
-        )
-    if _digest(tensors, header["about"]) != sha256:
-        raise CheckpointError(f"{path}: its checksum does not match, so it is damaged")
-    arrays = [
-        tensors[f"{i:04d}"].view(ml_dtypes.bfloat16) if dtype == "bfloat16" else tensors[f"{i:04d}"]
-        for i, dtype in enumerate(about["dtypes"])
-    ]
-    return Checkpoint(about["step"], arrays, about["settings"])
-
-
-class FutureVersionError(CheckpointError):
-    """Written by a later version of the library: no older checkpoint is used in its place."""
+        found = read_tensors(path, kind=FORMAT, newest=FORMAT_VERSION)
+        about, tensors = found.about, found.tensors
+        dtypes = about["dtypes"]
+        arrays = [tensors[f"{i:04d}"] for i in range(len(dtypes))]
+        arrays = [a.view(ml_dtypes.bfloat16) if d == "bfloat16" else a for a, d in zip(arrays, dtypes, strict=True)]
+        return Checkpoint(int(about["step"]), arrays, dict(about["settings"]), about.get("store"))
+    except NewerFormatError as error:
+        raise FutureVersionError(f"checkpoint: {error}, or choose another checkpoint folder") from error
+    except DamagedFileError as error:
+        raise CheckpointError(str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
+        raise CheckpointError(f"{path}: it is not a ridgewalk checkpoint, or damaged ({error!r})") from error
 
 
 def latest(folder: Path) -> Checkpoint | None:
