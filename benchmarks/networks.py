@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ridgewalk as rw
-from ridgewalk.noise import Noise, draw
+from ridgewalk._random import Noise, draw_noise
 from ridgewalk.surrogates.model import Model, count_weights
 from ridgewalk.surrogates.networks import permeability_network
 from timing import per_step, seconds
@@ -85,7 +85,7 @@ def run_noise(size: int, noise: Noise) -> Callable[[int], Any]:
 
     def loop(steps: int, total: jax.Array) -> jax.Array:
         def body(k: Any, total: jax.Array) -> jax.Array:
-            return total + draw(jax.random.fold_in(jax.random.key(0), k), noise, size, total.dtype)
+            return total + draw_noise(jax.random.fold_in(jax.random.key(0), k), noise, size, total.dtype)
 
         return jax.lax.fori_loop(0, steps, body, total)
 

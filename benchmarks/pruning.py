@@ -21,9 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.layout import layout_of, leaf_names
-from ridgewalk.pruning.mask import hold
-from ridgewalk.pruning.plan import Pruning
+from ridgewalk.pruning import Pruning, apply_mask
+from ridgewalk.ravel import layout_of, leaf_names
 from ridgewalk.surrogates.compressed import CompressedModel, compress
 from ridgewalk.surrogates.model import Model, count_weights
 from ridgewalk.surrogates.networks import permeability_network
@@ -41,8 +40,8 @@ def pruned(parameters: Any, sparsity: float) -> Any:
     form = layout_of(parameters)
     plan = Pruning(sparsity, 1, 1, 1, scope="layer")
     flat = form.ravel(parameters)
-    mask = plan.prune(form, flat, jnp.ones(form.size, bool), jnp.asarray(1))
-    return form.unravel(hold(flat, mask))
+    mask = plan.update_mask(form, flat, jnp.ones(form.size, bool), jnp.asarray(1))
+    return form.unravel(apply_mask(flat, mask))
 
 
 def dense_layers(parameters: Any) -> list[tuple[jax.Array, jax.Array]]:
@@ -123,7 +122,7 @@ def event_cost(parameters: Any) -> None:
     form = layout_of(parameters)
     plan = Pruning(0.7, 1, 1, 1)
     flat, mask = form.ravel(parameters), jnp.ones(form.size, bool)
-    choose = jax.jit(lambda flat, mask: plan.prune(form, flat, mask, jnp.asarray(1)))
+    choose = jax.jit(lambda flat, mask: plan.update_mask(form, flat, mask, jnp.asarray(1)))
     sort = jax.jit(lambda flat: jnp.sort(jnp.abs(flat)))
     times = least({"event": lambda: choose(flat, mask), "sort": lambda: sort(flat)}, 1)
     print(f"choosing the weights of one event: {times['event']:.0f} ms; sorting them would take {times['sort']:.0f} ms")

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ridgewalk as rw
-from ridgewalk.run.rows import uniform
+from ridgewalk._random import uniform_integers
 
 STEPS = 100_000 // 256 * 256
 ROUNDS = 7
@@ -105,7 +105,7 @@ def watched() -> Iterator[None]:
 
 def rows_of_the_runner(key: jax.Array, shape: tuple[int], low: int, size: int) -> jax.Array:
     """The numbers of `jax.random.randint`, as the runner draws them."""
-    return uniform(key, *shape, size)
+    return uniform_integers(key, *shape, size)
 
 
 def overhead() -> None:

@@ -9,9 +9,9 @@ import pytest
 from tests.diagnosed import GAUSSIAN, REGRESSION, STEEPEST, healthy, run
 
 import ridgewalk as rw
+from ridgewalk._pytree import pytree_dataclass
 from ridgewalk.precondition.fixed import DiagonalOperator
 from ridgewalk.run import pace, session
-from ridgewalk.settings import settings
 
 QUICK = ("sgld, minibatch", "sgld, control variates", "hasgld_sa", "sghmc")
 SLOW = (
@@ -63,7 +63,7 @@ def test_too_few_effective_draws():
     assert "temperature" not in report.names, "chains that have not spread out are cold, but that is not the fault"
 
 
-@settings
+@pytree_dataclass
 class TwoModes:
     """Narrow bumps at −4 and 4."""
 
@@ -81,7 +81,7 @@ def test_chains_that_disagree(keep):
     assert bool(report.notes) == (keep == "moments")
 
 
-@settings
+@pytree_dataclass
 class WrongNoise(rw.Langevin):
     """Langevin dynamics with a factor in the noise that does not belong there."""
 
@@ -91,7 +91,7 @@ class WrongNoise(rw.Langevin):
         return super().move(state, operator, gradient, self.factor * noise, step_size, step, degrees)
 
 
-@settings
+@pytree_dataclass
 class WrongFactor(rw.Preconditioner):
     """S Sᵀ = 2 G."""
 
@@ -140,7 +140,7 @@ def test_temperature_that_was_asked_for_is_no_fault():
 
 
 def test_momenta_off_by_root_two():
-    @settings
+    @pytree_dataclass
     class WrongKick(rw.Hamiltonian):
         def move(self, state, operator, gradient, noise, step_size, step, degrees):
             return super().move(state, operator, gradient, 2**0.5 * noise, step_size, step, degrees)

@@ -7,7 +7,7 @@ import pytest
 from tests.targets import linear_regression
 
 import ridgewalk as rw
-from ridgewalk.precondition.base import when
+from ridgewalk._control_flow import when
 from ridgewalk.precondition.dense_scaled import DenseScaled
 
 REGRESSION = linear_regression()

@@ -10,8 +10,8 @@ from tests.harness import complaints, covariance_error, flat_draws, gaussian_kl
 from tests.targets import banana, correlated_gaussian, linear_regression
 
 import ridgewalk as rw
+from ridgewalk._pytree import pytree_dataclass
 from ridgewalk.precondition.fixed import Fixed, MatrixOperator
-from ridgewalk.settings import settings
 
 GAUSSIAN = correlated_gaussian()
 REGRESSION = linear_regression()
@@ -120,7 +120,7 @@ def test_linear_regression_with_minibatches(name, estimator):
 # The judge must be able to say no: each of these is a plausible mistake.
 
 
-@settings
+@pytree_dataclass
 class NoiseWithoutTwo(rw.Langevin):
     """√ε noise instead of √(2ε)."""
 
@@ -128,7 +128,7 @@ class NoiseWithoutTwo(rw.Langevin):
         return super().move(state, operator, gradient, noise / jnp.sqrt(2.0), step_size, step, degrees)
 
 
-@settings
+@pytree_dataclass
 class UphillLangevin(rw.Langevin):
     """The gradient with the wrong sign."""
 
@@ -136,7 +136,7 @@ class UphillLangevin(rw.Langevin):
         return super().move(state, operator, -gradient, noise, step_size, step, degrees)
 
 
-@settings
+@pytree_dataclass
 class UnscaledPosterior(rw.Posterior):
     """A minibatch potential without N/n."""
 
@@ -151,7 +151,7 @@ class WrongFactor(MatrixOperator):
         return self.multiply(covector) + self.multiply(noise)
 
 
-@settings
+@pytree_dataclass
 class FixedWithWrongFactor(Fixed):
     def init(self, position, gradient_at):
         return WrongFactor(self.root)
@@ -197,7 +197,7 @@ def curved_metric(position):
     return jnp.array([[1.0, 0.3], [0.3, 0.5]]) * (0.1 + 0.2 * (position[0] - 1.0) ** 2)
 
 
-@settings
+@pytree_dataclass
 class WithoutGamma(rw.Metric):
     def correction(self, operator):
         return None

@@ -12,7 +12,7 @@ import ridgewalk as rw
 PACKAGE = Path(rw.__file__).parent
 
 LAYERS = [
-    {"_control_flow", "_io", "_optional", "_pytree", "_random", "_types", "_validation", "_zarr"},
+    {"_control_flow", "_io", "_optional", "_pytree", "_random", "_types", "_validation", "_zarr", "ravel"},
     {"data", "gradients", "priors", "pruning", "schedules", "target"},
     {"preconditioners"},
     {"dynamics"},
@@ -35,8 +35,7 @@ DARCY = {"_io", "_optional", "_zarr", "darcy"}
 """What the flow solver imports. Only `studies` and `cli` import it."""
 
 FORMER_NAMES = {
-    0: {"types", "settings", "plain_errors", "threefry", "noise", "layout"},
-    1: {"adaptation"},
+    0: {"plain_errors"},
     2: {"precondition"},
     8: {"run"},
     10: {"surrogates"},

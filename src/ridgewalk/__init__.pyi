@@ -1,7 +1,6 @@
 # The public names, one line each, and where they are defined. `__init__.py` reads this list and imports a name when it
 # is used first; type checkers and editors read it as the types of the package.
 
-from ridgewalk.adaptation import PowerDecay as PowerDecay
 from ridgewalk.data import Batches as Batches
 from ridgewalk.diagnostics.likelihood import log_likelihood as log_likelihood
 from ridgewalk.diagnostics.mixing import autocorrelation_time as autocorrelation_time
@@ -67,6 +66,7 @@ from ridgewalk.samplers import sghmc as sghmc
 from ridgewalk.samplers import sgld as sgld
 from ridgewalk.samplers import sgnht as sgnht
 from ridgewalk.samplers import sgrld as sgrld
+from ridgewalk.schedules import PowerDecay as PowerDecay
 from ridgewalk.surrogates.compressed import CompressedModel as CompressedModel
 from ridgewalk.surrogates.compressed import compress as compress
 from ridgewalk.surrogates.estimator import SurrogateRegressor as SurrogateRegressor

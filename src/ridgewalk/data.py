@@ -7,19 +7,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from ridgewalk.settings import array, settings
-from ridgewalk.types import PyTree
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._types import PyTree
 
 SKETCH_EXAMPLES = 1024
 """How many examples a first look at the data takes."""
 
 
-@settings
+@pytree_dataclass
 class Streamed:
     """What compiled code knows of data that stays outside: how many examples there are, and a few of them."""
 
     size: int
-    examples: PyTree = array()
+    examples: PyTree = array_field()
 
 
 @dataclass(frozen=True)

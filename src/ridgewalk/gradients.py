@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._types import PyTree, Scalar
 from ridgewalk.data import Batches, on_host, read_rows, streamed
-from ridgewalk.settings import array, settings
 from ridgewalk.target import EXAMPLES_AT_ONCE, Density, Posterior, Target
-from ridgewalk.types import PyTree, Scalar
 
 
 class GradientEstimator(Protocol):
@@ -36,11 +36,11 @@ class GradientEstimator(Protocol):
         """The state for the step after `step` (counted from 1), which ended at `position`."""
 
 
-@settings
+@pytree_dataclass
 class Minibatch:
     """g = ∇Ũ(θ; batch): unbiased, with a variance that does not vanish at the mode."""
 
-    target: Target = array()
+    target: Target = array_field()
 
     def init(self, position: PyTree) -> None:
         """Nothing to remember."""
@@ -62,13 +62,13 @@ def _centred(target: Posterior, centre: PyTree, whole: PyTree, batch: PyTree) ->
     return target.in_noise(jax.tree.map(lambda full, part: full - scale * part, whole, minibatch))
 
 
-@settings
+@pytree_dataclass
 class ControlVariates:
     """g = ∇U(c) + ∇Ũ(θ; batch) − ∇Ũ(c; batch) with a fixed centre c, best a mode (Baker et al. 2019)."""
 
-    target: Posterior = array()
-    centre: PyTree = array()
-    likelihood_gradient: PyTree = array()
+    target: Posterior = array_field()
+    centre: PyTree = array_field()
+    likelihood_gradient: PyTree = array_field()
     """∇ of −Σ_i log p(d_i | c) over all data; a noise shared with the prior counts as 1."""
 
     def init(self, position: PyTree) -> None:
@@ -92,11 +92,11 @@ class Anchor(NamedTuple):
     """∇ of −Σ_i log p(d_i | θ) there; a noise shared with the prior counts as 1."""
 
 
-@settings
+@pytree_dataclass
 class SVRG:
     """Control variates whose centre is the chain's own position, renewed every `every` steps (Dubey et al. 2016)."""
 
-    target: Posterior = array()
+    target: Posterior = array_field()
     every: int
 
     def init(self, position: PyTree) -> Anchor:

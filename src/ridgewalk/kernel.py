@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._control_flow import when
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._random import draw_noise
+from ridgewalk._types import GradientAt, Key, Mask, PyTree, Scalar, Vector
 from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
-from ridgewalk.layout import Layout, layout_of
-from ridgewalk.noise import draw
-from ridgewalk.precondition.base import Choice, Departure, GradientAt, Preconditioner, Transition, when
-from ridgewalk.pruning.mask import Mask, hold
-from ridgewalk.pruning.plan import Pruning
-from ridgewalk.settings import array, settings
+from ridgewalk.precondition.base import Choice, Departure, Preconditioner, Transition
+from ridgewalk.pruning import Pruning, apply_mask
+from ridgewalk.ravel import Layout, layout_of
 from ridgewalk.target import Target
-from ridgewalk.types import Key, PyTree, Scalar, Vector
 
 
 class State(NamedTuple):
@@ -65,13 +65,13 @@ class Kernel(NamedTuple):
     advance: Callable[..., tuple[State, Info]]
 
 
-@settings
+@pytree_dataclass
 class Sampler:
     """Dynamics and a preconditioner; either can be exchanged without touching the other, and any can be `pruned`."""
 
-    dynamics: Dynamics = array()
-    preconditioner: Choice = array()
-    pruning: Pruning | None = array(default=None)
+    dynamics: Dynamics = array_field()
+    preconditioner: Choice = array_field()
+    pruning: Pruning | None = array_field(default=None)
 
 
 class _Look(NamedTuple):
@@ -112,9 +112,9 @@ class _Event(NamedTuple):
         flat, before, moved, operator = chain
         if before is None:
             raise ValueError("state: it has no mask, so it is not of a pruned sampler; start from this kernel's init")
-        mask = self.pruning.prune(self.form, flat, before, step)
-        flat = hold(flat, mask)
-        operator = self.preconditioner.restrict(operator, mask, flat, lambda x: hold(self.gradient_at(x), mask))
+        mask = self.pruning.update_mask(self.form, flat, before, step)
+        flat = apply_mask(flat, mask)
+        operator = self.preconditioner.restrict(operator, mask, flat, lambda x: apply_mask(self.gradient_at(x), mask))
         return flat, mask, self.dynamics.restrict(moved, mask), operator
 
 
@@ -149,7 +149,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
             value, gradient = jax.value_and_grad(now.target.potential)(unravel(vector), batch)
-            return value, hold(form.ravel(gradient), mask)
+            return value, apply_mask(form.ravel(gradient), mask)
 
         def gradient_at(vector: Vector) -> Vector:
             return evaluate(vector)[1]
@@ -157,16 +157,16 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         origin = dynamics.origin(state.dynamics, flat, step)
         potential, plain = evaluate(origin)
         correction = now.correction(state.estimator, batch)
-        gradient = plain if correction is None else plain + hold(form.ravel(correction), mask)
+        gradient = plain if correction is None else plain + apply_mask(form.ravel(correction), mask)
         degrees = form.size if pruning is None else pruning.kept(form, state.step)
 
         operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at, mask))
-        moved, move = dynamics.move(state.dynamics, operator, gradient, hold(noise, mask), epsilon, step, degrees)
+        moved, move = dynamics.move(state.dynamics, operator, gradient, apply_mask(noise, mask), epsilon, step, degrees)
         arrival = origin + move.displacement
         gamma = preconditioner.correction(operator)
         if gamma is not None:
             arrival = arrival + epsilon * dynamics.temperature * gamma
-        arrival = hold(arrival, mask)
+        arrival = apply_mask(arrival, mask)
 
         transition = Transition(step, origin, arrival, plain, move.covector, move.noise, gradient_at)
         operator, lesson = preconditioner.learn(operator, transition)
@@ -222,14 +222,14 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             mask=None if pruning is None else jnp.ones(form.size, bool),
         )
 
-    def draw_noise(key: Key, position: PyTree) -> Vector:
+    def draw(key: Key, position: PyTree) -> Vector:
         form = layout or layout_of(position)
-        return draw(key, dynamics.noise, form.size, form.dtype)
+        return draw_noise(key, dynamics.noise, form.size, form.dtype)
 
     def step(key: Key, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
-        return advance(draw_noise(key, state.position), state, batch, step_size)
+        return advance(draw(key, state.position), state, batch, step_size)
 
-    return Kernel(init, step, draw_noise, advance)
+    return Kernel(init, step, draw, advance)
 
 
 def preconditioner_matrix(state: State) -> jax.Array:
@@ -238,5 +238,5 @@ def preconditioner_matrix(state: State) -> jax.Array:
     It is zero in the rows and columns of coordinates that were pruned.
     """
     form = layout_of(state.position)
-    rows = hold(jnp.eye(form.size, dtype=form.dtype), state.mask)
-    return hold(jax.lax.map(state.preconditioner.multiply, rows), state.mask)
+    rows = apply_mask(jnp.eye(form.size, dtype=form.dtype), state.mask)
+    return apply_mask(jax.lax.map(state.preconditioner.multiply, rows), state.mask)

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation
+from ridgewalk._random import Noise
+from ridgewalk._types import Adaptation, PyTree
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.delayed import Delayed
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.kernel import Sampler
-from ridgewalk.noise import Noise
 from ridgewalk.precondition.adaptive import ByDimension
 from ridgewalk.precondition.base import Choice
 from ridgewalk.precondition.dense import Dense
@@ -29,8 +29,8 @@ from ridgewalk.precondition.limited import Limited
 from ridgewalk.precondition.low_rank import LowRank
 from ridgewalk.precondition.metric import Metric
 from ridgewalk.precondition.rmsprop import RMSProp
-from ridgewalk.pruning.plan import Leaves, Pruning, Schedule, Scope
-from ridgewalk.types import PyTree
+from ridgewalk.pruning import Leaves, Pruning, Schedule, Scope
+from ridgewalk.schedules import DEFAULT_ADAPTATION
 
 Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]
 Base = Literal["auto", "running", "scaled_identity"]

@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._types import PyTree, Scalar
 from ridgewalk.data import SKETCH_EXAMPLES, Batches, Streamed
 from ridgewalk.priors.base import AdaptivePrior, Prior, Residuals
 from ridgewalk.priors.shared_noise import SharedNoise
-from ridgewalk.settings import array, settings
-from ridgewalk.types import PyTree, Scalar
 
 EXAMPLES_AT_ONCE = 1024
 """How many examples one gradient of the whole data set holds in memory at a time."""
 
 
-@settings
+@pytree_dataclass
 class Posterior:
     """p(θ) Π_i p(d_i | θ), of which minibatches can be drawn.
 
@@ -33,8 +33,8 @@ class Posterior:
 
     log_prior: Prior
     log_likelihood: Callable[[PyTree, PyTree], Any] | SharedNoise
-    data: PyTree = array()
-    prior_state: Any = array(default=None)
+    data: PyTree = array_field()
+    prior_state: Any = array_field(default=None)
     """The state that an adaptive prior is frozen at."""
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Posterior:
         return jax.tree.map(lambda x: x[::stride], self.data)
 
 
-@settings
+@pytree_dataclass
 class Density:
     """exp(log_density(θ)), a target without data: every gradient is exact."""
 

@@ -11,7 +11,7 @@ from tests.run.test_checkpoint import forget_after
 
 import ridgewalk as rw
 from ridgewalk.diagnostics.operators import is_scalar
-from ridgewalk.layout import leaf_names
+from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import describe, differences
 
 REGRESSION = regression()

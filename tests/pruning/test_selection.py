@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
-from ridgewalk.layout import layout_of
-from ridgewalk.pruning.plan import Pruning
-from ridgewalk.pruning.threshold import Span, without_smallest
-from ridgewalk.settings import settings
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk.pruning import Pruning, Span, without_smallest
+from ridgewalk.ravel import layout_of
 
 RNG = np.random.default_rng(0)
 
@@ -67,11 +66,11 @@ def test_counts_end_at_the_target(sparsity):
 
 
 def test_schedules():
-    steep = Pruning(0.5, 1, 4, 1, "cubic").shares()
+    steep = Pruning(0.5, 1, 4, 1, "cubic").fractions()
     np.testing.assert_allclose(steep, [0, 1 - 0.75**3, 1 - 0.5**3, 1 - 0.25**3, 1])
-    np.testing.assert_allclose(Pruning(0.5, 1, 4, 1, "linear").shares(), [0, 0.25, 0.5, 0.75, 1])
-    np.testing.assert_allclose(Pruning(0.5, 1, 4, 1, lambda t: t**2).shares(), np.arange(5) ** 2 / 16)
-    assert Pruning(0.5, 7, 7, 1).shares().tolist() == [0, 1]
+    np.testing.assert_allclose(Pruning(0.5, 1, 4, 1, "linear").fractions(), [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(Pruning(0.5, 1, 4, 1, lambda t: t**2).fractions(), np.arange(5) ** 2 / 16)
+    assert Pruning(0.5, 7, 7, 1).fractions().tolist() == [0, 1]
     steps = jnp.arange(30)
     plan = Pruning(0.5, 10, 20, 4)
     assert steps[plan.due(steps)].tolist() == [10, 14, 18]
@@ -99,15 +98,15 @@ def test_defaults_make_twenty_events():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sparsity": 1.0}, "sparsity: 1.0 is not between 0 and 1"),
+        ({"sparsity": 1.0}, "sparsity: 1.0 is not in \\(0, 1\\); 0.7 prunes"),
         ({"sparsity": 70}, "sparsity: 70"),
-        ({"start": 0}, "start: 0 is not a whole number of steps of at least 1"),
-        ({"start": 20}, "stop: 10 is not a whole number of steps of at least 20"),
+        ({"start": 0}, "start: 0 is not a whole number of at least 1"),
+        ({"start": 20}, "stop: 10 is not a whole number of at least 20"),
         ({"every": 0}, "every: 0"),
         ({"every": 2.5}, "every: 2.5"),
         ({"schedule": "square"}, "schedule: 'square' is unknown"),
-        ({"schedule": lambda t: 0.5 * t}, "they must grow, from 0 or more, to 1"),
-        ({"schedule": lambda t: 1 - t}, "they must grow"),
+        ({"schedule": lambda t: 0.5 * t}, "they must be non-decreasing, from 0 or more, to 1"),
+        ({"schedule": lambda t: 1 - t}, "they must be non-decreasing"),
         ({"scope": "row"}, "scope: 'row' is unknown"),
     ],
 )
@@ -138,7 +137,7 @@ def test_bad_runs():
 
 
 def test_a_preconditioner_without_restrict_says_so():
-    @settings
+    @pytree_dataclass
     class Mine(rw.Identity):
         restrict = rw.Preconditioner.restrict
 

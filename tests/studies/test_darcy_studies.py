@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import ridgewalk as rw
 from ridgewalk.darcy import Boundary, Pressure, solve
-from ridgewalk.pruning.plan import Pruning
+from ridgewalk.pruning import Pruning
 from ridgewalk.studies.darcy_adam import refine
 from ridgewalk.studies.darcy_data import flow_data, mirrored, multiscale_error, scaled
 from ridgewalk.studies.darcy_look import SCALE_GRADIENTS, _steepest

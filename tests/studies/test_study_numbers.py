@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ridgewalk.adaptation import PowerDecay
 from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.fixed import fixed
 from ridgewalk.samplers import hasgld_sa
+from ridgewalk.schedules import PowerDecay
 from ridgewalk.studies import convergence, gaussian
 from ridgewalk.studies.chains import slowest_time
 from ridgewalk.studies.convergence_bias import predicted_spread_bias, spread_bias, whitened_gradient_noise

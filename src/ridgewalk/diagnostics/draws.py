@@ -4,9 +4,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State
-from ridgewalk.types import PyTree
 
 
 class Draws(Protocol):

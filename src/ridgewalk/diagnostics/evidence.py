@@ -22,7 +22,7 @@ from ridgewalk.diagnostics.select import (
 )
 from ridgewalk.diagnostics.temperature import configurational_series, has_momentum
 from ridgewalk.diagnostics.turns import separated
-from ridgewalk.layout import leaf_names
+from ridgewalk.ravel import leaf_names
 from ridgewalk.target import Density
 
 PARAMETERS = 100

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree, Vector
 from ridgewalk.data import Batches, on_host, read_rows, streamed
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.select import living_states
 from ridgewalk.gradients import full_gradient_from_host
-from ridgewalk.layout import layout_of
+from ridgewalk.ravel import layout_of
 from ridgewalk.target import Density, Posterior, Target
-from ridgewalk.types import PyTree, Vector
 
 NUMBERS_AT_ONCE = 2**24
 """About how many numbers of gradients, or of examples, are on the device at a time."""

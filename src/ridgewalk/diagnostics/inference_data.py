@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.library import arviz
 from ridgewalk.diagnostics.likelihood import log_likelihood as pointwise
 from ridgewalk.diagnostics.likelihood import observed
 from ridgewalk.diagnostics.select import living_info, load_leaf, require_positions
-from ridgewalk.layout import leaf_names
-from ridgewalk.types import PyTree
+from ridgewalk.ravel import leaf_names
 
 STATS_NOTE = (
     "of the step that led to each draw: lp is minus the potential on the step's batch, at the point it left from; "

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.data import Batches, on_host, read_rows
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.gradients_at import chain_targets, seen_target
 from ridgewalk.diagnostics.select import load_leaf, require_positions
 from ridgewalk.target import Posterior, Target
-from ridgewalk.types import PyTree
 
 DRAWS_AT_ONCE = 64
 EXAMPLES_AT_ONCE = 4096

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree, Scalar
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.gradients_at import FreshBatches, seen_target
@@ -16,10 +17,9 @@ from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import State
-from ridgewalk.layout import layout_of
-from ridgewalk.pruning.mask import degrees, hold
+from ridgewalk.pruning import apply_mask, degrees_of_freedom
+from ridgewalk.ravel import layout_of
 from ridgewalk.target import Density
-from ridgewalk.types import PyTree, Scalar
 
 CHAINS = 4
 BATCHES = 64
@@ -36,7 +36,9 @@ def _spread(estimator: GradientEstimator, state: State, batches: PyTree) -> Scal
         correction = estimator.correction(state.estimator, batch)
         if correction is not None:
             gradient = jax.tree.map(jnp.add, gradient, correction)
-        return hold(state.preconditioner.factor_transpose(hold(form.ravel(gradient), state.mask)), state.mask)
+        return apply_mask(
+            state.preconditioner.factor_transpose(apply_mask(form.ravel(gradient), state.mask)), state.mask
+        )
 
     def add(carry: tuple[jax.Array, Scalar, Scalar], batch: PyTree) -> tuple[Any, None]:
         mean, squares, count = carry  # Welford's sums: no array of all gradients, and no cancellation
@@ -47,7 +49,7 @@ def _spread(estimator: GradientEstimator, state: State, batches: PyTree) -> Scal
 
     nothing = jnp.zeros((), form.dtype)
     (_, squares, count), _ = jax.lax.scan(add, (jnp.zeros(form.size, form.dtype), nothing, nothing), batches)
-    return squares / (count - 1) / degrees(state.mask, form.size)
+    return squares / (count - 1) / degrees_of_freedom(state.mask, form.size)
 
 
 def _expected(dynamics: Dynamics) -> tuple[float, float]:

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Scalar, Vector
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.gradients_at import seen_target
 from ridgewalk.diagnostics.select import dimension, living_info, living_states, typical_step_size
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
 from ridgewalk.kernel import State, preconditioner_matrix
-from ridgewalk.layout import layout_of
 from ridgewalk.precondition.base import Preconditioner, Settling
 from ridgewalk.precondition.spectrum import largest_curvature
-from ridgewalk.pruning.mask import degrees, hold
+from ridgewalk.pruning import apply_mask, degrees_of_freedom
+from ridgewalk.ravel import layout_of
 from ridgewalk.target import Target
-from ridgewalk.types import Scalar, Vector
 
 SMALL = 512
 """Up to so many parameters G is computed whole, above it is probed."""
@@ -67,7 +67,7 @@ def _traces(state: State) -> tuple[Scalar, Scalar]:
     probes = jax.random.rademacher(jax.random.key(0), (PROBES, form.size), form.dtype)
 
     def one(probe: Vector) -> tuple[Scalar, Scalar]:
-        image = hold(state.preconditioner.multiply(hold(probe, state.mask)), state.mask)
+        image = apply_mask(state.preconditioner.multiply(apply_mask(probe, state.mask)), state.mask)
         return jnp.vdot(probe, image), jnp.vdot(image, image)
 
     first, second = jax.lax.map(one, probes)
@@ -100,14 +100,14 @@ def _stiffness(target: Target, state: State) -> tuple[Scalar, Scalar]:
     target = target if state.prior is None else target.frozen(state.prior)
 
     def whitened_gradient(x: Vector) -> Vector:
-        position = form.unravel(flat + operator.factor(hold(x, state.mask)))
-        gradient = hold(form.ravel(jax.grad(target.potential)(position, sketch)), state.mask)
-        return hold(operator.factor_transpose(gradient), state.mask)
+        position = form.unravel(flat + operator.factor(apply_mask(x, state.mask)))
+        gradient = apply_mask(form.ravel(jax.grad(target.potential)(position, sketch)), state.mask)
+        return apply_mask(operator.factor_transpose(gradient), state.mask)
 
     origin = jnp.zeros_like(flat)
     probes = jax.random.rademacher(jax.random.key(0), (PROBES // 4, form.size), form.dtype)
     traces = jax.lax.map(lambda probe: jnp.vdot(probe, jax.jvp(whitened_gradient, (origin,), (probe,))[1]), probes)
-    return largest_curvature(whitened_gradient, origin), jnp.mean(traces) / degrees(state.mask, form.size)
+    return largest_curvature(whitened_gradient, origin), jnp.mean(traces) / degrees_of_freedom(state.mask, form.size)
 
 
 def stiffness(result: Draws) -> Stiffness:
@@ -145,8 +145,8 @@ def is_finite(state: State) -> bool:
 def is_scalar(state: State) -> bool:
     """Whether G still is a multiple of the identity, among kept coordinates, as every G that learns begins."""
     form = layout_of(state.position)
-    probe = hold(jax.random.normal(jax.random.key(3), (form.size,), form.dtype), state.mask)
-    image = hold(state.preconditioner.multiply(probe), state.mask)
+    probe = apply_mask(jax.random.normal(jax.random.key(3), (form.size,), form.dtype), state.mask)
+    image = apply_mask(state.preconditioner.multiply(probe), state.mask)
     scale = jnp.vdot(probe, image) / jnp.vdot(probe, probe)
     distance = jnp.linalg.norm(image - scale * probe) / jnp.linalg.norm(image)
     return bool(distance < 100 * jnp.finfo(form.dtype).eps)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.layout import leaf_names
-from ridgewalk.types import PyTree
+from ridgewalk.ravel import leaf_names
 
 FEWEST_DRAWS = 4
 """What ArviZ needs of each chain."""

@@ -8,7 +8,7 @@ from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat, standard_error
 from ridgewalk.diagnostics.select import Coordinates, coordinates, dimension, kept_by_chains, load_leaf, weights
 from ridgewalk.diagnostics.turns import separated
-from ridgewalk.layout import leaf_names
+from ridgewalk.ravel import leaf_names
 
 COLUMNS = ["mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"]
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Scalar, Vector
 from ridgewalk.diagnostics.draws import Draws
 from ridgewalk.diagnostics.gradients_at import map_gradients
 from ridgewalk.diagnostics.mixing import standard_error
@@ -12,8 +13,7 @@ from ridgewalk.diagnostics.select import dimension, living_info, mean_position, 
 from ridgewalk.diagnostics.turns import separated
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
-from ridgewalk.layout import layout_of
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.ravel import layout_of
 
 
 class Measured(NamedTuple):

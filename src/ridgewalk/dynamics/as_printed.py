@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from ridgewalk.adaptation import Adaptation, PowerDecay, weight
-from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
-from ridgewalk.noise import Noise, check_noise
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._random import Noise
+from ridgewalk._types import Adaptation, Scalar, Vector
+from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.precondition.base import Operator
-from ridgewalk.pruning.mask import hold
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.pruning import apply_mask
+from ridgewalk.schedules import PowerDecay, adaptation_weight
 
 
 class Averages(NamedTuple):
@@ -25,7 +25,7 @@ def _unit(vector: Vector) -> Vector:
     return vector / jnp.where(length > 0, length, 1)
 
 
-@settings
+@pytree_dataclass
 class AsPrinted(Dynamics):
     """ξ = (1−ω) ξ + ω G̃ g,  η = (1−ω) η + ω S̃ z,  θ' = θ − ε ξ/|ξ| + √(2 ε T) η/|η|.
 
@@ -44,8 +44,7 @@ class AsPrinted(Dynamics):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_temperature(self.temperature)
-        check_noise(self.noise)
+        self.check_common()
 
     @property
     def takes_correction(self) -> bool:
@@ -71,7 +70,7 @@ class AsPrinted(Dynamics):
         degrees: Scalar | int,
     ) -> tuple[Averages, Move]:
         """Lines 4 to 9 of Algorithm 2 (G₁ = I, so the averages start at g and z)."""
-        omega = weight(self.adaptation, step + 1, gradient.dtype)
+        omega = adaptation_weight(self.adaptation, step + 1, gradient.dtype)
         first = step == 1
         drift = (1 - omega) * jnp.where(first, gradient, state.drift) + omega * operator.multiply(gradient)
         diffusion = (1 - omega) * jnp.where(first, noise, state.diffusion) + omega * operator.factor(noise)
@@ -89,4 +88,4 @@ class AsPrinted(Dynamics):
 
     def restrict(self, state: Averages, mask: Vector) -> Averages:
         """The averages of the kept coordinates."""
-        return Averages(hold(state.drift, mask), hold(state.diffusion, mask))
+        return Averages(apply_mask(state.drift, mask), apply_mask(state.diffusion, mask))

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from ridgewalk.noise import Noise
+from ridgewalk._random import Noise
+from ridgewalk._types import Scalar, Vector
+from ridgewalk._validation import check_between, check_choice
 from ridgewalk.precondition.base import Operator
-from ridgewalk.types import Scalar, Vector
 
 
 class Move(NamedTuple):
@@ -25,6 +26,13 @@ class Dynamics(ABC):
 
     noise: Noise
     temperature: float
+
+    def check_common(self) -> None:
+        """Raise if the temperature is negative or NaN, or the noise unknown."""
+        check_between(
+            "temperature", self.temperature, 0, float("inf"), "[)", "1 samples the posterior, 0 minimises the potential"
+        )
+        check_choice("noise", self.noise, get_args(Noise))
 
     @property
     @abstractmethod
@@ -64,9 +72,3 @@ class Dynamics(ABC):
         raise ValueError(
             f"dynamics: {type(self).__name__} have no method restrict(state, mask), which pruning needs; write one"
         )
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise on a temperature that is no temperature."""
-    if not temperature >= 0:
-        raise ValueError(f"temperature: {temperature} is negative; use 1.0 for the posterior, 0 for plain descent")

@@ -3,16 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._random import Noise
+from ridgewalk._types import Scalar, Vector
+from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.dynamics.langevin import Langevin
-from ridgewalk.noise import Noise, check_noise
 from ridgewalk.precondition.base import Operator
-from ridgewalk.pruning.mask import hold
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.pruning import apply_mask
 
 
-@settings
+@pytree_dataclass
 class Delayed(Dynamics):
     """θ_k = θ_{k−M} − ε G g(θ_{k−M}) + √(2 ε T) S z: M positions take turns.
 
@@ -27,8 +27,7 @@ class Delayed(Dynamics):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_temperature(self.temperature)
-        check_noise(self.noise)
+        self.check_common()
         if self.delay < 2:
             raise ValueError(f"delay: {self.delay} is below 2; with 1 this is Langevin dynamics")
 
@@ -65,4 +64,4 @@ class Delayed(Dynamics):
 
     def restrict(self, state: jax.Array, mask: Vector) -> jax.Array:
         """All M positions are pruned alike."""
-        return hold(state, mask)
+        return apply_mask(state, mask)

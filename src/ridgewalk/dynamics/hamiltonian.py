@@ -4,15 +4,15 @@ import math
 
 import jax.numpy as jnp
 
-from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
-from ridgewalk.noise import Noise, check_noise
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._random import Noise
+from ridgewalk._types import Scalar, Vector
+from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.precondition.base import Operator
-from ridgewalk.pruning.mask import hold
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.pruning import apply_mask
 
 
-@settings
+@pytree_dataclass
 class Hamiltonian(Dynamics):
     """w' = (1−α) w − √ε Sᵀ g + √(2 (α T − β̂)) z,  θ' = θ + √ε S w'.
 
@@ -28,8 +28,7 @@ class Hamiltonian(Dynamics):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_temperature(self.temperature)
-        check_noise(self.noise)
+        self.check_common()
         if not 0 < self.friction <= 1:
             raise ValueError(f"friction: {self.friction} is not in (0, 1]; 0.1 is a good start, 1 is Langevin")
         if self.gradient_noise and not 0 < self.gradient_noise < self.friction * self.temperature:
@@ -79,4 +78,4 @@ class Hamiltonian(Dynamics):
 
     def restrict(self, state: Vector, mask: Vector) -> Vector:
         """The momentum of the kept coordinates: white as before."""
-        return hold(state, mask)
+        return apply_mask(state, mask)

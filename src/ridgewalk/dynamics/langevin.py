@@ -2,14 +2,14 @@
 
 import jax.numpy as jnp
 
-from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
-from ridgewalk.noise import Noise, check_noise
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._random import Noise
+from ridgewalk._types import Scalar, Vector
+from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.precondition.base import Operator
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
 
 
-@settings
+@pytree_dataclass
 class Langevin(Dynamics):
     """θ' = θ − ε (G g − T Γ) + √(2 ε T) S z (eq. 3, with T = 1/τ).
 
@@ -22,8 +22,7 @@ class Langevin(Dynamics):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_temperature(self.temperature)
-        check_noise(self.noise)
+        self.check_common()
 
     @property
     def takes_correction(self) -> bool:

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from ridgewalk.dynamics.base import Dynamics, Move, check_temperature
-from ridgewalk.noise import Noise, check_noise
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._random import Noise
+from ridgewalk._types import Scalar, Vector
+from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.precondition.base import Operator
-from ridgewalk.pruning.mask import hold
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.pruning import apply_mask
 
 
 class ThermostatState(NamedTuple):
@@ -20,7 +20,7 @@ class ThermostatState(NamedTuple):
     friction: Scalar
 
 
-@settings
+@pytree_dataclass
 class Thermostat(Dynamics):
     """w' = (1−ξ) w − √ε Sᵀ g + √(2 a T) z,  θ' = θ + √ε S w',  ξ' = ξ + ε ((1 − ξ/2) |w'|²/d − T).
 
@@ -37,8 +37,7 @@ class Thermostat(Dynamics):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_temperature(self.temperature)
-        check_noise(self.noise)
+        self.check_common()
         if not 0 < self.diffusion <= 1:
             raise ValueError(f"diffusion: {self.diffusion} is not in (0, 1]; 0.1 is a good start")
 
@@ -80,4 +79,4 @@ class Thermostat(Dynamics):
 
     def restrict(self, state: ThermostatState, mask: Vector) -> ThermostatState:
         """The momentum of the kept coordinates: white as before."""
-        return state._replace(momentum=hold(state.momentum, mask))
+        return state._replace(momentum=apply_mask(state.momentum, mask))

@@ -1,20 +1,13 @@
 """What a preconditioner is: an operator that the chain moves with, and the rule that refines it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.pruning.mask import Mask
-from ridgewalk.types import PyTree, Scalar, Vector
-
-GradientAt: TypeAlias = Callable[[Vector], Vector]
-"""∇Ũ on one batch, as a function of the flat position."""
-
-Unravel: TypeAlias = Callable[[Vector], PyTree]
-"""Gives a flat vector the structure of the user's position."""
+from ridgewalk._control_flow import every
+from ridgewalk._types import GradientAt, Mask, Scalar, Unravel, Vector
 
 
 class Operator(Protocol):
@@ -79,31 +72,6 @@ class Lesson(NamedTuple):
 def no_lesson(like: jax.Array) -> Lesson:
     """Nothing was learnt in this step; numbers have the dtype of `like`."""
     return Lesson(jnp.ones((), like.dtype), jnp.zeros((), bool))
-
-
-T = TypeVar("T")
-Given = TypeVar("Given")
-
-
-def when(due: Scalar, act: Callable[[T, Given], T], state: T, given: Given) -> T:
-    """`act(state, given)` where `due`, else the state as it is; `given` must hold the arrays that the work is done on.
-
-    A loop of one round or none, because a branch would copy the state: XLA updates what a loop carries in place. It
-    also moves out of a loop, and so into every step, what depends only on values from outside; hence `given`, which
-    the barrier ties to the round.
-    """
-
-    def once(turn: Scalar, kept: T) -> T:
-        return act(kept, jax.lax.optimization_barrier((turn, given))[1])
-
-    return jax.lax.fori_loop(0, due.astype(jnp.int32), once, state)
-
-
-def every(interval: int, step: Scalar, act: Callable[[T, Given], T], state: T, given: Given) -> T:
-    """`act(state, given)` in every `interval`-th step; the runner keeps `step` common to all chains, so that a
-    vectorised run really skips the work.
-    """
-    return act(state, given) if interval == 1 else when(step % interval == 0, act, state, given)
 
 
 class Choice(ABC):

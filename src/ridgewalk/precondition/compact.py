@@ -7,9 +7,9 @@ of P may be parallel (near convergence s and y of a whitened pair are).
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._types import Scalar
 from ridgewalk.precondition.factorise import cholesky, eigh
 from ridgewalk.precondition.pairs import inverse, powell
-from ridgewalk.types import Scalar
 
 
 def bfgs_core(

@@ -9,14 +9,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every
+from ridgewalk._control_flow import every
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import Adaptation, GradientAt, Scalar, Unravel, Vector
+from ridgewalk.precondition.base import Lesson, Settling, Transition
 from ridgewalk.precondition.compact import bfgs_core, mixed_root
 from ridgewalk.precondition.pairs import check_pairs, powell, usable
 from ridgewalk.precondition.restrict import restrict_root
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 MOST_BYTES = 4 * 2**30
 """What a stored factor may take."""
@@ -56,7 +57,7 @@ def check_fits(dimension: int, itemsize: int = 4) -> None:
         )
 
 
-@settings
+@pytree_dataclass
 class Dense(Settling):
     """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 13), G̃_k the BFGS updates of G_{k−1} itself by M pairs.
 
@@ -123,7 +124,7 @@ class Dense(Settling):
     def _average(self, root: jax.Array, window: tuple[jax.Array, jax.Array, Scalar]) -> jax.Array:
         """S of (1−ω) G + ω G̃ = S (I + ω Pᵀ Q P) Sᵀ, the rows of P being the whitened pairs."""
         steps, changes, pairs = window
-        omega = weight(self.adaptation, pairs // self.memory, root.dtype)
+        omega = adaptation_weight(self.adaptation, pairs // self.memory, root.dtype)
         vectors = jnp.concatenate([steps, changes])
         gram = vectors @ vectors.T
         core = jnp.zeros_like(gram)

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import Adaptation, GradientAt, Unravel, Vector
+from ridgewalk.precondition.base import Lesson, Settling, Transition
 from ridgewalk.precondition.dense import check_fits
 from ridgewalk.precondition.factorise import cholesky
 from ridgewalk.precondition.fixed import MatrixOperator
@@ -14,8 +15,7 @@ from ridgewalk.precondition.lbfgs import Window, empty_window, restrict_window
 from ridgewalk.precondition.pairs import check_pairs, observe
 from ridgewalk.precondition.restrict import restrict_root
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
-from ridgewalk.settings import settings
-from ridgewalk.types import Vector
+from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 
 class DenseScaledOperator(NamedTuple):
@@ -42,7 +42,7 @@ class DenseScaledOperator(NamedTuple):
         return self.cholesky.displace(covector, noise)
 
 
-@settings
+@pytree_dataclass
 class DenseScaled(Settling):
     """G_k = (1−ω_k) G_{k−1} + ω_k G̃_k (eq. 13) with G̃_k from γ⁻¹ I and the newest M pairs: O(d³) a step."""
 
@@ -78,7 +78,7 @@ class DenseScaled(Settling):
     def update(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, Lesson]:
         """One step of stochastic approximation."""
         window, lesson = operator.window.push(observe(transition), self.curvature_floor)
-        omega = weight(self.adaptation, transition.step // self.curvature_every, operator.matrix.dtype)
+        omega = adaptation_weight(self.adaptation, transition.step // self.curvature_every, operator.matrix.dtype)
         newest = jax.vmap(window.multiply)(jnp.eye(operator.matrix.shape[0], dtype=operator.matrix.dtype))
         matrix = (1 - omega) * operator.matrix + omega * (newest + newest.T) / 2
         return DenseScaledOperator(matrix, MatrixOperator(cholesky(matrix)), window), lesson

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.precondition.base import GradientAt, Unchanging
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._types import GradientAt, Vector
+from ridgewalk.precondition.base import Unchanging
 from ridgewalk.precondition.restrict import restrict_root
-from ridgewalk.settings import array, settings
-from ridgewalk.types import Vector
 
 
 class DiagonalOperator(NamedTuple):
@@ -61,11 +61,11 @@ def matrix_or_diagonal(root: jax.Array) -> MatrixOperator | DiagonalOperator:
     return MatrixOperator(root) if root.ndim == 2 else DiagonalOperator(root)
 
 
-@settings
+@pytree_dataclass
 class Fixed(Unchanging):
     """G = `root rootᵀ`, constant; build one with `fixed(covariance)`."""
 
-    root: jax.Array = array()
+    root: jax.Array = array_field()
 
     def init(self, position: Vector, gradient_at: GradientAt) -> MatrixOperator | DiagonalOperator:
         """The given G."""

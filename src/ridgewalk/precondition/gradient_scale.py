@@ -5,10 +5,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.data import Streamed, on_host
-from ridgewalk.layout import layout_of
+from ridgewalk.ravel import layout_of
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar, Vector
 
 LEAST_CURVATURE = 1e-12
 """Of the largest: what a parameter without a gradient and without a proper prior counts as."""

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from ridgewalk.precondition.base import GradientAt, Unchanging
-from ridgewalk.settings import settings
-from ridgewalk.types import Vector
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import GradientAt, Vector
+from ridgewalk.precondition.base import Unchanging
 
 
 class IdentityOperator(NamedTuple):
@@ -27,7 +27,7 @@ class IdentityOperator(NamedTuple):
         return covector + noise
 
 
-@settings
+@pytree_dataclass
 class Identity(Unchanging):
     """Every direction alike: plain Langevin or Hamiltonian dynamics."""
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import GradientAt, Scalar, Unravel, Vector
+from ridgewalk.precondition.base import Lesson, Settling, Transition
 from ridgewalk.precondition.pairs import Pair, base_curvature, check_pairs, inverse, observe, powell, usable
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
-from ridgewalk.pruning.mask import hold
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.pruning import apply_mask
 
 
 class Damped(NamedTuple):
@@ -119,7 +119,7 @@ def restrict_window(old: Window, mask: Vector, position: Vector, gradient_at: Gr
     Held at zero in pruned coordinates, an old pair would not fit: y = H s has a share of the pruned part of s.
     """
     rows = (old.pushed + jnp.arange(old.memory)) % old.memory
-    steps, here = hold(old.s[rows], mask), gradient_at(position)
+    steps, here = apply_mask(old.s[rows], mask), gradient_at(position)
     changes = jax.lax.map(lambda s: gradient_at(position + s) - here, steps)
     window = Window(jnp.zeros_like(old.s), jnp.zeros_like(old.y), old.scale, jnp.zeros_like(old.pushed), old.damping)
     for age in range(old.memory):
@@ -127,7 +127,7 @@ def restrict_window(old: Window, mask: Vector, position: Vector, gradient_at: Gr
     return window
 
 
-@settings
+@pytree_dataclass
 class LBFGS(Settling):
     """G = G̃ of the newest pairs alone, without averaging: what HAMCMC uses.
 

@@ -10,16 +10,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, every, when
+from ridgewalk._control_flow import every, when
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import Adaptation, GradientAt, Scalar, Unravel, Vector
+from ridgewalk.precondition.base import Lesson, Settling, Transition
 from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
 from ridgewalk.precondition.long_rows import long_products
 from ridgewalk.precondition.pairs import base_curvature, check_pairs, observe, powell, usable
 from ridgewalk.precondition.restrict import restrict_core
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
-from ridgewalk.pruning.mask import hold
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.pruning import apply_mask
+from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 
 class Snapshots(NamedTuple):
@@ -69,7 +70,7 @@ class LimitedOperator(NamedTuple):
         return self.identity * covector + jnp.sqrt(self.identity) * noise + back @ self.vectors
 
 
-@settings
+@pytree_dataclass
 class Limited(Settling):
     """The mean of `snapshots` windows of `memory` pairs each; the base of every window is γ⁻¹ I.
 
@@ -147,7 +148,7 @@ class Limited(Settling):
         return after, Lesson(powell(scale * ss, sy, self.damping), ~good)
 
     def _consider(self, now: LimitedOperator, windows: Scalar) -> LimitedOperator:
-        due = now.snapshots.due + weight(self.adaptation, windows, now.identity.dtype)
+        due = now.snapshots.due + adaptation_weight(self.adaptation, windows, now.identity.dtype)
         share = 1 / self.snapshots
         waiting = now._replace(snapshots=now.snapshots._replace(due=due))
         return when(due >= share, self._exchange, waiting, jnp.minimum(due - share, share))
@@ -185,7 +186,7 @@ class Limited(Settling):
         self, operator: LimitedOperator, mask: Vector, position: Vector, gradient_at: GradientAt
     ) -> LimitedOperator:
         """G⁻¹ of every snapshot restricted; the pairs of the window in flight are dropped."""
-        old, vectors = operator.snapshots, hold(operator.vectors, mask)
+        old, vectors = operator.snapshots, apply_mask(operator.vectors, mask)
         gram = vectors @ vectors.T
         cores = [
             restrict_core(core, 1 / scale, old.gram - gram) for core, scale in zip(old.cores, old.scales, strict=True)

@@ -9,16 +9,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation, weight
-from ridgewalk.precondition.base import GradientAt, Lesson, Settling, Transition, Unravel, when
+from ridgewalk._control_flow import when
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import Adaptation, GradientAt, Scalar, Unravel, Vector
+from ridgewalk.precondition.base import Lesson, Settling, Transition
 from ridgewalk.precondition.factorise import cholesky, eigh
 from ridgewalk.precondition.long_rows import long_products
 from ridgewalk.precondition.pairs import inverse
 from ridgewalk.precondition.restrict import restrict_core
 from ridgewalk.precondition.spectrum import check_first_curvature, check_growth, first_scale
-from ridgewalk.pruning.mask import hold
-from ridgewalk.settings import settings
-from ridgewalk.types import Scalar, Vector
+from ridgewalk.pruning import apply_mask
+from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 
 class LowRankOperator(NamedTuple):
@@ -71,7 +72,7 @@ FORGETFUL_SWEEPS = 3
 """First sweeps that keep nothing of what came before: random directions know nothing of the Hessian."""
 
 
-@settings
+@pytree_dataclass
 class LowRank(Settling):
     """The `rank` largest directions of the averaged |Hessian|, and one curvature μ for all others.
 
@@ -142,7 +143,9 @@ class LowRank(Settling):
         """A sweep: one step of stochastic approximation."""
         count, dtype = self.rank + self.spare, old.bulk.dtype
         sweeps = old.sweeps + 1
-        omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, weight(self.adaptation, sweeps, dtype)).astype(dtype)
+        omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, adaptation_weight(self.adaptation, sweeps, dtype)).astype(
+            dtype
+        )
         images = self._products(old, transition)
         gram = long_products(old.probes, old.probes)
         white = whitener(gram)  # white Q is orthonormal
@@ -191,7 +194,7 @@ class LowRank(Settling):
         self, old: LowRankOperator, mask: Vector, position: Vector, gradient_at: GradientAt
     ) -> LowRankOperator:
         """G⁻¹ restricted: what is left of the directions spans its large curvatures, which lie between μ and λ_max."""
-        directions = hold(old.directions, mask)
+        directions = apply_mask(old.directions, mask)
         gram = long_products(directions, directions)
         pruned = long_products(old.directions, old.directions) - gram
         white = whitener(gram)
@@ -209,13 +212,13 @@ class LowRank(Settling):
 
 def _upheld(probes: jax.Array, mask: Vector) -> jax.Array:
     """What is left of the probes, orthonormal; one that lay in pruned coordinates alone is drawn anew."""
-    held = hold(probes, mask)
+    held = apply_mask(probes, mask)
     lost = jnp.sum(held**2, axis=1) < jnp.finfo(held.dtype).eps
 
     def redraw(rows: jax.Array, given: tuple[jax.Array, jax.Array]) -> jax.Array:
         lost, seed = given
         fresh = jax.random.normal(jax.random.key(seed), rows.shape, rows.dtype)
-        return jnp.where(lost[:, None], hold(fresh, mask), rows)
+        return jnp.where(lost[:, None], apply_mask(fresh, mask), rows)
 
     held = when(jnp.any(lost), redraw, held, (lost, jnp.asarray(2)))
     return whitener(long_products(held, held)) @ held

@@ -8,20 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk.precondition.base import (
-    Departure,
-    GradientAt,
-    Lesson,
-    Preconditioner,
-    Transition,
-    Unravel,
-    no_lesson,
-)
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import GradientAt, Mask, PyTree, Unravel, Vector
+from ridgewalk.precondition.base import Departure, Lesson, Preconditioner, Transition, no_lesson
 from ridgewalk.precondition.fixed import DiagonalOperator, MatrixOperator, matrix_or_diagonal
 from ridgewalk.precondition.restrict import restrict_matrix
-from ridgewalk.pruning.mask import Mask
-from ridgewalk.settings import settings
-from ridgewalk.types import PyTree, Vector
 
 
 class MetricOperator(NamedTuple):
@@ -59,7 +50,7 @@ def divergence(g: Callable[[Vector], jax.Array], position: Vector) -> Vector:
     return jnp.sum(jax.lax.map(column, jnp.arange(position.shape[0])), axis=0)
 
 
-@settings
+@pytree_dataclass
 class Metric(Preconditioner):
     """G(θ) = `metric(position)`: the inverse of the metric tensor, as in the paper's update.
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from ridgewalk._types import Scalar, Vector
 from ridgewalk.precondition.base import Transition
-from ridgewalk.types import Scalar, Vector
 
 
 class Pair(NamedTuple):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk.precondition.base import Choice, Departure, GradientAt, Lesson, Preconditioner, Transition, Unravel
-from ridgewalk.settings import array, settings
-from ridgewalk.types import PyTree, Vector
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._types import GradientAt, PyTree, Unravel, Vector
+from ridgewalk.precondition.base import Choice, Departure, Lesson, Preconditioner, Transition
 
 
 class RescaledOperator(NamedTuple):
@@ -35,7 +35,7 @@ class RescaledOperator(NamedTuple):
         return self.scale * self.inner.displace(self.scale * covector, noise)
 
 
-@settings
+@pytree_dataclass
 class Rescaled(Preconditioner):
     """The inner preconditioner for θ̃ = D⁻¹ θ, D = diag(scale): a BFGS recursion in it starts from γ⁻¹ D².
 
@@ -43,8 +43,8 @@ class Rescaled(Preconditioner):
     constant, it leaves the sampled law what it was. Gradients there are D ∇Ũ(D θ̃), and curvature is D H D.
     """
 
-    inner: Choice = array()
-    scale: jax.Array = array()
+    inner: Choice = array_field()
+    scale: jax.Array = array_field()
 
     def specialise(self, dimension: int, unravel: Unravel) -> "Rescaled":
         """With the inner preconditioner for d parameters; it sees flat vectors only, so structure stays as it is."""

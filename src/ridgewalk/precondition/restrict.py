@@ -9,8 +9,8 @@ coordinates explained of the others. Pruned coordinates are set apart: the opera
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._types import Scalar, Vector
 from ridgewalk.precondition.factorise import solve, triangular
-from ridgewalk.types import Scalar, Vector
 
 
 def _apart(matrix: jax.Array, mask: Vector) -> jax.Array:

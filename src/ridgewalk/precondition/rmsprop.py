@@ -5,18 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.base import (
-    Departure,
-    GradientAt,
-    Lesson,
-    Preconditioner,
-    Transition,
-    Unravel,
-    no_lesson,
-)
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._types import GradientAt, Unravel, Vector
+from ridgewalk.precondition.base import Departure, Lesson, Preconditioner, Transition, no_lesson
 from ridgewalk.precondition.spectrum import check_first_curvature, first_scale
-from ridgewalk.settings import array, settings
-from ridgewalk.types import Vector
 
 
 class RMSPropOperator(NamedTuple):
@@ -43,7 +35,7 @@ class RMSPropOperator(NamedTuple):
         return self.root * (self.root * covector + noise)
 
 
-@settings
+@pytree_dataclass
 class RMSProp(Preconditioner):
     """G_k = diag(1 / (λ + √V_k)), V_k = α V_{k−1} + (1−α) g_k ⊙ g_k.
 
@@ -60,7 +52,7 @@ class RMSProp(Preconditioner):
     regularizer: float = 1e-5
     curvature_correction: bool = False
     first_curvature: float | None = None
-    second_moment: jax.Array | None = array(default=None)
+    second_moment: jax.Array | None = array_field(default=None)
     """V₀ of every parameter, flat, in place of one for all."""
 
     def __post_init__(self) -> None:

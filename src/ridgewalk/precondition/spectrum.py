@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.precondition.base import GradientAt
-from ridgewalk.types import Scalar, Vector
+from ridgewalk._types import GradientAt, Scalar, Vector
 
 POWER_STEPS = 12
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.types import PyTree, Scalar
+from ridgewalk._types import PyTree, Scalar
 
 
 class Residuals(NamedTuple):

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.layout import leaf_names
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import PyTree, Scalar
 from ridgewalk.priors.base import AdaptivePrior, Prior, Residuals
-from ridgewalk.settings import settings
-from ridgewalk.types import PyTree, Scalar
+from ridgewalk.ravel import leaf_names
 
 
-@settings
+@pytree_dataclass
 class Groups:
     """Priors by a part of the leaf's name, and one for the other leaves."""
 
@@ -47,7 +47,7 @@ def matches(key: str, name: str) -> bool:
     return f".{key}." in f".{name}."
 
 
-@settings
+@pytree_dataclass
 class PriorByLeaf:
     """Σ over groups of plain priors."""
 
@@ -58,7 +58,7 @@ class PriorByLeaf:
         return sum(prior(leaves) for prior, leaves in self.groups.split(position))  # type: ignore[operator]
 
 
-@settings
+@pytree_dataclass
 class AdaptivePriorByLeaf(AdaptivePrior):
     """Σ over groups, some of them adaptive, each with a state of its own (None for the plain ones)."""
 

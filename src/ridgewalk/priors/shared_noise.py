@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import PyTree, Scalar
 from ridgewalk.priors.base import Residuals
-from ridgewalk.settings import settings
-from ridgewalk.types import PyTree, Scalar
 
 
-@settings
+@pytree_dataclass
 class SharedNoise:
     """r_i(θ) ~ N(0, σ²) for every residual, σ of the adaptive prior."""
 

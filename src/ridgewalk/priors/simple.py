@@ -4,12 +4,12 @@ import math
 
 import jax.numpy as jnp
 
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import PyTree, Scalar
 from ridgewalk.priors.base import absolute, check_positive, total
-from ridgewalk.settings import settings
-from ridgewalk.types import PyTree, Scalar
 
 
-@settings
+@pytree_dataclass
 class GaussianPrior:
     """θ_j ~ N(0, scale²): log p = Σ_j −θ_j² / (2 scale²) − log(scale √(2π))."""
 
@@ -25,7 +25,7 @@ class GaussianPrior:
         return total(position, lambda x: -0.5 * (x / self.scale) ** 2 - constant)
 
 
-@settings
+@pytree_dataclass
 class LaplacePrior:
     """θ_j ~ Laplace(0, scale): log p = Σ_j −|θ_j| / scale − log(2 scale); its spread is √2 scale."""
 
@@ -40,7 +40,7 @@ class LaplacePrior:
         return total(position, lambda x: -absolute(x) / self.scale - math.log(2 * self.scale))
 
 
-@settings
+@pytree_dataclass
 class StudentTPrior:
     """θ_j / scale ~ t_ν: log p = Σ_j −(ν+1)/2 log(1 + θ_j² / (ν scale²)) + log of the constant."""
 

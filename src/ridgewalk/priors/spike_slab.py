@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from ridgewalk.adaptation import DEFAULT_ADAPTATION, Adaptation
+from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._types import Adaptation, PyTree, Scalar
 from ridgewalk.priors.base import AdaptivePrior, Residuals, absolute, check_positive, total
-from ridgewalk.settings import settings
-from ridgewalk.types import PyTree, Scalar
+from ridgewalk.schedules import DEFAULT_ADAPTATION
 
 Penalty = Literal["mixture", "averaged"]
 
@@ -31,7 +31,7 @@ class SpikeSlabState(NamedTuple):
     """How many parameters the sums are over."""
 
 
-@settings
+@pytree_dataclass
 class SpikeAndSlab(AdaptivePrior):
     """θ_j ~ δ N(0, σ²v₁) + (1−δ) Laplace(0, σ v₀), with σ and δ learnt; see `spike_and_slab`."""
 

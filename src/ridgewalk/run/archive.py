@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from ridgewalk._io import sole_writer
+from ridgewalk._types import PyTree
 from ridgewalk.run import checkpoint
 from ridgewalk.run.background import Background
 from ridgewalk.run.checkpoint import Checkpoint, CheckpointError
 from ridgewalk.run.fingerprint import describe, differences
 from ridgewalk.run.plan import Plan
 from ridgewalk.run.stores import MemoryStore, ZarrStore, settings_of
-from ridgewalk.types import PyTree
 
 T = TypeVar("T")
 

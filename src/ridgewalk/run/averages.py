@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk._types import PyTree
 from ridgewalk.run.result import Result
-from ridgewalk.types import PyTree
 
 
 def _weights(result: Result) -> jax.Array:

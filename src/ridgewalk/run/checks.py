@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.data import Batches, Streamed, on_host
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler
-from ridgewalk.layout import leaf_names
+from ridgewalk.ravel import leaf_names
 from ridgewalk.run.finite import FIX, check_finite, has_bad_rows
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Density, Posterior, Target
-from ridgewalk.types import PyTree
 
 
 def _whole(name: str, value: Any, least: int, fix: str) -> int:
@@ -247,5 +247,5 @@ def check_kinds(key: Any, sampler: Any, target: Any) -> None:
     if not dataclasses.is_dataclass(target):
         raise ValueError(
             f"target: the estimator {type(target).__name__} is a plain class, which JAX cannot look into; put "
-            "@ridgewalk.settings.settings over it"
+            "@ridgewalk.pytree_dataclass over it"
         )

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches, read_rows
 from ridgewalk.run.rows import Rows, rows_of_steps
-from ridgewalk.types import Key, PyTree
 
 CHUNK_BYTES = 2**26
 """About what the batches of one chunk may take; two chunks are in memory at a time."""

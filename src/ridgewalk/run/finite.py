@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.data import Batches, on_host, read_rows
 from ridgewalk.run.rows import Rows, rows_of_steps
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar
 
 NUMBERS_AT_ONCE = 2**22
 """How many numbers are looked at together, so that the look takes little memory."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State, build_kernel
@@ -14,7 +15,6 @@ from ridgewalk.run.finite import blame
 from ridgewalk.run.health import healthy
 from ridgewalk.run.loop import Carry, Chunk, Span, init_chains, run_chunk, take_chain
 from ridgewalk.run.rows import Rows, order_at
-from ridgewalk.types import Key, PyTree
 
 ChainMethod = Literal["vectorized", "sequential", "parallel"]
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, build_kernel
 from ridgewalk.precondition.spectrum import POWER_STEPS
-from ridgewalk.types import PyTree, Scalar, Vector
 
 EXPLODING = 1e4
 """A potential has exploded when it is above the first one by so many times its size and the number of parameters."""

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Key
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.run.local_law import LocalModel
 from ridgewalk.run.local_look import Places, hessians, lanczos, readings
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key
 
 MOST_DENSE = 400
 """Up to this many parameters the averaged Hessian is formed; above, Lanczos finds its extent."""

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.data import Streamed
 from ridgewalk.gradients import GradientEstimator
-from ridgewalk.layout import Layout, layout_of
+from ridgewalk.ravel import Layout, layout_of
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar, Vector
 
 LANCZOS_STEPS = 24
 EXAMPLES = 2048

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel
-from ridgewalk.layout import layout_of
+from ridgewalk.ravel import layout_of
 from ridgewalk.run.health import Health, watch
 from ridgewalk.run.recording import Draws, Recording
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar, Vector
 
 BLOCK_NUMBERS = 2**19
 """About how many random numbers a block holds: enough to hide the generator's overhead in small models. (XLA wakes a

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._types import GradientAt, Key, PyTree, Vector
 from ridgewalk.gradients import SVRG, GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.base import GradientAt, Preconditioner, Settling, Unchanging
+from ridgewalk.precondition.base import Preconditioner, Settling, Unchanging
 from ridgewalk.precondition.dense import Dense
 from ridgewalk.run.health import DivergenceError
 from ridgewalk.run.local_fit import fit
@@ -19,8 +21,6 @@ from ridgewalk.run.local_look import Places
 from ridgewalk.run.result import Result
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.sample import sample
-from ridgewalk.settings import array, settings
-from ridgewalk.types import Key, PyTree, Vector
 
 CHAINS = 2
 DRAWS = 32
@@ -36,11 +36,11 @@ STANDARD_ERRORS = 2.5
 MOST_TRIES = 8
 
 
-@settings
+@pytree_dataclass
 class Frozen(Unchanging):
     """A G that has been learnt, as it is."""
 
-    operator: Any = array()
+    operator: Any = array_field()
 
     def init(self, position: Vector, gradient_at: GradientAt) -> Any:
         """The operator."""

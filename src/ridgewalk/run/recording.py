@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._control_flow import when
+from ridgewalk._types import PyTree, Scalar, Unravel
 from ridgewalk.kernel import Info
-from ridgewalk.precondition.base import Unravel, when
-from ridgewalk.types import PyTree, Scalar
 
 
 class Moments(NamedTuple):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.diagnostics import plots
 from ridgewalk.diagnostics.check import check
 from ridgewalk.diagnostics.inference_data import to_arviz
@@ -19,7 +20,6 @@ from ridgewalk.priors.base import AdaptivePrior
 from ridgewalk.run.health import ChainStatus
 from ridgewalk.run.recording import Moments
 from ridgewalk.target import Posterior
-from ridgewalk.types import PyTree
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches, on_host, streamed
 from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
@@ -28,7 +29,6 @@ from ridgewalk.run.rows import Rows
 from ridgewalk.run.session import Session
 from ridgewalk.run.stores import ZarrStore
 from ridgewalk.target import Density, Posterior, Target
-from ridgewalk.types import Key, PyTree
 
 CHUNK_NUMBERS = 2**22
 """About how many parameters a chunk's draws hold on the device."""

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.run.archive import Archive
 from ridgewalk.run.finite import FIX
 from ridgewalk.run.groups import Group
@@ -16,7 +17,6 @@ from ridgewalk.run.pace import LONGEST_CHUNK, Pace
 from ridgewalk.run.plan import Plan
 from ridgewalk.run.progress import progress_bar
 from ridgewalk.run.stopping import stop_request
-from ridgewalk.types import PyTree
 
 
 class Session:

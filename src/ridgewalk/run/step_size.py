@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from rich.console import Console
 from rich.table import Table
 
+from ridgewalk._types import Key, PyTree
 from ridgewalk.data import on_host, streamed
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.base import Dynamics
@@ -23,7 +24,6 @@ from ridgewalk.run.health import stability_limit
 from ridgewalk.run.local_law import Judge, LocalModel, Prediction, predict, stationary_law
 from ridgewalk.run.pilots import DRAWS, Halving, Pilots
 from ridgewalk.target import Density, Target
-from ridgewalk.types import Key, PyTree
 
 ROUNDS, ROUNDS_OF_LEARNING = (1, 2), (1, 2, 4, 16)
 """How long each pilot run is, in twentieths of the intended run; a preconditioner that learns needs time."""

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._io import force_to_disk
-from ridgewalk.layout import leaf_names
-from ridgewalk.types import PyTree
+from ridgewalk._types import PyTree
+from ridgewalk.ravel import leaf_names
 
 FORMAT = "ridgewalk-draws"
 FORMAT_VERSION = 1

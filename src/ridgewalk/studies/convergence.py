@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgewalk.adaptation import PowerDecay
 from ridgewalk.samplers import Base, hasgld_sa
+from ridgewalk.schedules import PowerDecay
 from ridgewalk.studies.convergence_bias import (
     predicted_spread_bias,
     spread_bias,

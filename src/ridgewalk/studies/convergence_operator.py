@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.adaptation import PowerDecay
+from ridgewalk._types import Key, Scalar
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler, State, build_kernel
 from ridgewalk.run.loop import CHAINS, init_chains
+from ridgewalk.schedules import PowerDecay
 from ridgewalk.studies.problems import Problem
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, Scalar
 
 
 def trace_operator(

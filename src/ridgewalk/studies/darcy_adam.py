@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ridgewalk.layout import layout_of
-from ridgewalk.precondition.base import when
-from ridgewalk.pruning.mask import hold
-from ridgewalk.pruning.plan import Pruning
+from ridgewalk._control_flow import when
+from ridgewalk._types import Key, PyTree, Scalar, Vector
+from ridgewalk.pruning import Pruning, apply_mask
+from ridgewalk.ravel import layout_of
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar, Vector
 
 
 class _At(NamedTuple):
@@ -39,16 +38,16 @@ def refine(
     def step(k: Scalar, at: _At) -> _At:
         rows = jax.random.randint(jax.random.fold_in(key, k), (batch_size,), 0, target.size)
         batch = jax.tree.map(lambda x: x[rows], target.data)
-        gradient = hold(form.ravel(jax.grad(target.potential)(form.unravel(at.flat), batch)), at.mask)
+        gradient = apply_mask(form.ravel(jax.grad(target.potential)(form.unravel(at.flat), batch)), at.mask)
         update, adam = optimiser.update(gradient, at.adam)
         falling = rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps))
-        moved = _At(hold(at.flat - falling * jnp.asarray(update), at.mask), at.mask, adam)
+        moved = _At(apply_mask(at.flat - falling * jnp.asarray(update), at.mask), at.mask, adam)
         if pruning is None:
             return moved
 
         def prune(now: _At, number: Scalar) -> _At:
-            mask = pruning.prune(form, now.flat, now.mask, number)
-            return _At(hold(now.flat, mask), mask, now.adam)
+            mask = pruning.update_mask(form, now.flat, now.mask, number)
+            return _At(apply_mask(now.flat, mask), mask, now.adam)
 
         return when(pruning.due(k + 1), prune, moved, k + 1)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.kernel import Sampler
 from ridgewalk.samplers import pruned, sgld
 from ridgewalk.studies.chains import run_chains
@@ -21,7 +22,6 @@ from ridgewalk.surrogates.calibration import coverage, width
 from ridgewalk.surrogates.errors import mean_relative_error
 from ridgewalk.surrogates.predictive import Predictive, gaussian_intervals, summarise
 from ridgewalk.surrogates.recalibration import fit_conformal
-from ridgewalk.types import PyTree
 
 LEVEL = 0.9
 EXAMPLES_AT_ONCE = 50

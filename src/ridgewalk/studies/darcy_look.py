@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.layout import layout_of
+from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.precondition.gradient_scale import gradient_scale
 from ridgewalk.precondition.identity import Identity
 from ridgewalk.precondition.rescaled import rescaled
 from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.ravel import layout_of
 from ridgewalk.studies.darcy_posterior import Task, warm_settings, warm_start, weights_of
 from ridgewalk.studies.kept import Arrays, kept
 from ridgewalk.target import Posterior
-from ridgewalk.types import PyTree, Scalar, Vector
 
 SCALE_GRADIENTS = 50
 """Gradients that the scales cost; methods that use scales pay for them."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.run.progress import progress_bar
 from ridgewalk.run.stopping import stop_request
 from ridgewalk.studies.darcy_data import FlowData, Scaled, flow_data, scaled
@@ -19,7 +20,6 @@ from ridgewalk.surrogates.model import Model
 from ridgewalk.surrogates.networks import permeability_network, source_network
 from ridgewalk.surrogates.optimise import Keeping, Schedule, optimise
 from ridgewalk.target import Posterior
-from ridgewalk.types import PyTree
 
 NETWORKS = {"source": source_network, "permeability": permeability_network}
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Vector
 from ridgewalk.target import Density, Posterior
-from ridgewalk.types import Vector
 
 
 class Problem(NamedTuple):

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Vector
 from ridgewalk.priors.shared_noise import shared_noise
 from ridgewalk.priors.simple import gaussian_prior
 from ridgewalk.priors.spike_slab import spike_and_slab
 from ridgewalk.target import Posterior
-from ridgewalk.types import Vector
 
 PREDICTORS, TRAINING, VALIDATION, TEST = 200, 100, 50, 50
 NOISE_VARIANCE = 3.0

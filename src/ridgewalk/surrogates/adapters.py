@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._types import Key, PyTree
 from ridgewalk.surrogates.model import Model, Shape, check_model
-from ridgewalk.types import Key, PyTree
 
 with requires_extra("neural"):
     import equinox as eqx

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.layout import leaf_names
+from ridgewalk._types import PyTree
+from ridgewalk.ravel import leaf_names
 from ridgewalk.surrogates.model import Model
 from ridgewalk.surrogates.packed import Packed, pack, read, write
 from ridgewalk.surrogates.sparse_product import Pattern, SparseMatrix, pattern, wins
 from ridgewalk.surrogates.stages import Stages, cut
-from ridgewalk.types import PyTree
 
 KEPT_BYTES = 2**29
 """An array of all draws that takes no more than this with its zeros is kept so once it was needed."""

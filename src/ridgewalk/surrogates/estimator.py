@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._types import PyTree
 from ridgewalk.run.plan import Every
 from ridgewalk.surrogates import checked
 from ridgewalk.surrogates.choices import network_of, sampler_of, sparse_sampler
@@ -22,7 +23,6 @@ from ridgewalk.surrogates.problem import LikelihoodName, NoiseKind, Spec, cold_w
 from ridgewalk.surrogates.pruned_draws import PrunedNetworks
 from ridgewalk.surrogates.report import FitReport
 from ridgewalk.surrogates.scaling import InputScaling, OutputScales, OutputScaling, fit_inputs, fit_outputs
-from ridgewalk.types import PyTree
 
 with requires_extra("neural"):
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin

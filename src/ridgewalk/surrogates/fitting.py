@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._io import sole_writer, write_atomically
+from ridgewalk._types import PyTree
 from ridgewalk.diagnostics.mixing import ess, r_hat
 from ridgewalk.kernel import Sampler
 from ridgewalk.run.fingerprint import describe
@@ -27,7 +28,6 @@ from ridgewalk.surrogates.problem import Problem, Spec, define
 from ridgewalk.surrogates.report import Phase
 from ridgewalk.surrogates.step_rule import stable_step_size
 from ridgewalk.target import Posterior
-from ridgewalk.types import PyTree
 
 LARGE = 1_000_000
 """Weights from which on chains are fewer, and run one after the other."""

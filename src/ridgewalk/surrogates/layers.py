@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._types import Key
 from ridgewalk.surrogates.convolution import convolve, patches
-from ridgewalk.types import Key
 
 with requires_extra("neural"):
     import equinox as eqx

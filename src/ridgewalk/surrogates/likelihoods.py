@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.types import PyTree, Scalar
+from ridgewalk._types import PyTree, Scalar
 
 Apply = Callable[[PyTree, jax.Array], jax.Array]
 Batch = tuple[jax.Array, jax.Array]

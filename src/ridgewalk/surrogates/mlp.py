@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._types import Key
 from ridgewalk.surrogates.adapters import EquinoxNetwork
 from ridgewalk.surrogates.layers import Dense
-from ridgewalk.types import Key
 
 with requires_extra("neural"):
     import equinox as eqx

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.types import Key, PyTree
+from ridgewalk._types import Key, PyTree
 
 Shape = tuple[int, ...]
 

@@ -27,9 +27,9 @@ from itertools import pairwise
 import jax
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._types import Key
 from ridgewalk.surrogates.adapters import EquinoxNetwork
 from ridgewalk.surrogates.layers import Convolution, Dense, FieldLayer, LocallyConnected, average_pool
-from ridgewalk.types import Key
 
 with requires_extra("neural"):
     import equinox as eqx

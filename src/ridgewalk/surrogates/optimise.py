@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.run import checkpoint
 from ridgewalk.run.checkpoint import Checkpoint
 from ridgewalk.run.fingerprint import describe, differences
@@ -23,7 +24,6 @@ from ridgewalk.run.plan import Every, parse_every
 from ridgewalk.run.progress import Report
 from ridgewalk.run.stopping import Request
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar
 
 
 class Schedule(NamedTuple):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgewalk._types import PyTree
 from ridgewalk.surrogates.predictive import Predictive, with_least_spread
 from ridgewalk.surrogates.problem import Problem, Spec, define
-from ridgewalk.types import PyTree
 
 Array = NDArray[np.float64]
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.priors.base import AdaptivePrior
 from ridgewalk.priors.by_leaf import prior_by_leaf
 from ridgewalk.surrogates.likelihoods import Batch, gaussian, relative_l2
 from ridgewalk.surrogates.model import Model, Network, Shape, count_weights
 from ridgewalk.target import Posterior
-from ridgewalk.types import Key, PyTree, Scalar
 
 LikelihoodName = Literal["gaussian", "relative_l2"]
 NoiseKind = Literal["each", "shared"]

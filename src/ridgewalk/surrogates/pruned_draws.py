@@ -5,11 +5,11 @@ from itertools import pairwise
 import jax
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.surrogates.compressed import CompressedModel, compress
 from ridgewalk.surrogates.packed import Packed, pack
 from ridgewalk.surrogates.predictive import Predictive, with_least_spread
 from ridgewalk.surrogates.problem import Spec, define
-from ridgewalk.types import PyTree
 
 
 def share_zeros(draws: list[np.ndarray]) -> list[slice]:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ridgewalk._io import others_files, recover_folder, replace_folder, temporary_folder, write_atomically
-from ridgewalk.layout import leaf_names
+from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import describe
 from ridgewalk.surrogates.choices import NETWORKS
 from ridgewalk.surrogates.correction import Correction

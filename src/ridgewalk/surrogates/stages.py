@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-from ridgewalk.types import PyTree
+from ridgewalk._types import PyTree
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 CALLS = ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint")

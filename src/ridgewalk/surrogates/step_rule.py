@@ -17,19 +17,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._types import PyTree
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler
-from ridgewalk.layout import layout_of
 from ridgewalk.precondition.dense import Dense
 from ridgewalk.precondition.dense_scaled import DenseScaled
 from ridgewalk.precondition.lbfgs import LBFGS
 from ridgewalk.precondition.limited import Limited
 from ridgewalk.precondition.low_rank import LowRank
+from ridgewalk.ravel import layout_of
 from ridgewalk.run.health import stability_limit
 from ridgewalk.surrogates.likelihoods import Batch
 from ridgewalk.target import Posterior
-from ridgewalk.types import PyTree
 
 SHARE = 0.1
 SCALED_AT_START = Dense, DenseScaled, LowRank, Limited, LBFGS

@@ -1,4 +1,4 @@
-"""The user's pytree as one flat vector, and back."""
+"""The position as one flat vector, and back: `jax.flatten_util.ravel_pytree` for a known structure."""
 
 from typing import NamedTuple
 
@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk.types import PyTree, Vector
+from ridgewalk._types import PyTree, Vector
 
 LARGE = 2**16
-"""From this many numbers on, pieces are written one after the other: XLA computes a fused concatenation number by
-number, at many times the cost of the copies."""
+"""From this size on, leaves are copied into the flat vector one by one: XLA fuses a concatenation into an elementwise
+loop with a branch per element, at many times the cost of the copies."""
 
 
 class Layout(NamedTuple):
-    """Where each leaf of a position lies in the flat vector; the order is that of `ravel_pytree`."""
+    """Shapes and dtypes of a position's leaves, and their order in the flat vector: that of `ravel_pytree`."""
 
     position: PyTree
-    """Shapes and dtypes."""
+    """`jax.ShapeDtypeStruct` leaves in the user's structure."""
 
     @property
     def size(self) -> int:
@@ -58,7 +58,7 @@ def layout_of(position: PyTree) -> Layout:
 
 
 def leaf_names(tree: PyTree) -> list[str]:
-    """A name for every leaf: its path, or `position` for a bare array."""
+    """A unique name for every leaf: its path joined by dots, or `position` for a bare array."""
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
     names = [name.replace("/", "_").strip(".") or "position" for name in names]

@@ -1,1 +1,0 @@
-"""Magnitude pruning inside a chain: which weights go to zero, and when."""
