@@ -120,7 +120,7 @@ def cases(rw: Any, folder: Path, dtype: str) -> Iterator[tuple[str, Callable[[],
         pruning: dict[str, Any] | None = None,
         **given: Any,
     ) -> Case:
-        built = sampler() if pruning is None else rw.pruned(sampler(), 0.5, **pruning)
+        built = sampler() if pruning is None else rw.pruned(sampler(), 0.34, **pruning)
         return Case(built, target(), position, {"step_size": 1e-4, "batch_size": 20, **given})
 
     for name, sampler in samplers.items():
@@ -271,7 +271,8 @@ def draws_of(tree: Path, only: str, precisions: list[str]) -> dict[str, np.ndarr
     """What the cases give under a source tree, or what a file says that they gave."""
     if tree.suffix == ".npz":
         with np.load(tree) as file:
-            return {name: file[name] for name in file.files if re.search(only, name.split("|")[0])}
+            wanted = [name for name in file.files if re.search(only, name.split("|")[0])]
+            return {name: file[name] for name in wanted if name[len("float") :].startswith(tuple(precisions))}
     found: dict[str, np.ndarray] = {}
     for bits in precisions:
         with tempfile.TemporaryDirectory() as folder:
