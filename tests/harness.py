@@ -5,12 +5,12 @@ then compared with 0, 1 and 0. The allowance is a multiple of the Monte Carlo st
 sample size, plus a stated bias of the discretisation.
 """
 
-import arviz
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import ridgewalk as rw
+from ridgewalk.diagnostics.mixing import ess
 
 STANDARD_ERRORS = 4.0
 FEWEST_EFFECTIVE_DRAWS = 150
@@ -34,7 +34,7 @@ def complaints(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray, *, b
         (f"second moment {i}{j}", white[..., i] * white[..., j], float(i == j)) for i in range(d) for j in range(i + 1)
     ]
     for name, values, expected in wanted:
-        effective = float(arviz.ess(values))
+        effective = ess(values)
         if effective < FEWEST_EFFECTIVE_DRAWS:
             found.append(f"{name}: only {effective:.0f} effective draws")
         allowed = STANDARD_ERRORS * values.std() / np.sqrt(effective) + bias

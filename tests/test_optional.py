@@ -24,13 +24,18 @@ MODULES = {
 }
 """Distributions whose module has another name."""
 
-BROUGHT_ALONG = {"numba": {"llvmlite"}, "jax": {"jaxlib", "ml_dtypes"}, "arviz-base": {"xarray"}}
+BROUGHT_ALONG = {
+    "zarr": {"google_crc32c"},
+    "numba": {"llvmlite"},
+    "jax": {"jaxlib", "ml_dtypes"},
+    "arviz-base": {"pandas", "xarray"},
+}
 """Modules of a distribution's own requirements that the package imports too."""
 
 FROM_THE_USER = {"flax"}
 """Imported only where an object of the user's is made of it."""
 
-NOT_YET = {"diagnostics", "run", "studies"}
+NOT_YET = {"run", "studies"}
 """Parts whose imports the restructuring has still to convert."""
 
 

@@ -29,7 +29,7 @@ LAYERS = [
 """A module imports only from layers before its own in this list, and from its own layer."""
 
 UPWARDS = {("result", "diagnostics")}
-"""Imports against the order that are allowed within a function: methods of `Result` call the diagnostics."""
+"""Imports against the order, allowed within functions and for type checkers: methods of `Result` call diagnostics."""
 
 DARCY = {"_io", "_optional", "_zarr", "darcy"}
 """What the flow solver imports. Only `studies` and `cli` import it."""
@@ -52,8 +52,8 @@ def part_of(path):
 
 
 def imported(tree):
-    """The parts of the package that a module imports, each with whether the import is within a function."""
-    inner = {id(node) for function in ast.walk(tree) if is_function(function) for node in ast.walk(function)}
+    """The parts of the package that a module imports, each with whether loading the module does not run the import."""
+    inner = {id(node) for block in ast.walk(tree) if is_deferred(block) for node in ast.walk(block)}
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
@@ -65,19 +65,22 @@ def imported(tree):
                 yield name.split(".")[1], id(node) in inner
 
 
-def is_function(node):
+def is_deferred(node):
+    """Functions, and what only type checkers read."""
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def wrong_imports(source, part):
-    for other, within_function in imported(ast.parse(source)):
+    for other, deferred in imported(ast.parse(source)):
         if part == "darcy":
             allowed = other in DARCY | FORMER_NAMES[0]
         elif other == "darcy":
             allowed = part in {"studies", "cli"}
         else:
             assert {part, other} <= set(LEVEL), f"put {part} and {other} into LAYERS"
-            allowed = LEVEL[other] <= LEVEL[part] or ((part, other) in UPWARDS and within_function)
+            allowed = LEVEL[other] <= LEVEL[part] or ((part, other) in UPWARDS and deferred)
         if not allowed:
             yield other
 
@@ -97,6 +100,7 @@ def test_imports_follow_the_layers():
         ("dynamics", "import ridgewalk.target", False),
         ("result", "from ridgewalk.diagnostics.summary import summary", True),
         ("result", "def f():\n from ridgewalk.diagnostics.summary import summary", False),
+        ("result", "if TYPE_CHECKING:\n from ridgewalk.diagnostics.summary import SummaryTable", False),
         ("darcy", "from ridgewalk.target import Posterior", True),
         ("neural", "from ridgewalk.darcy import solve", True),
         ("studies", "from ridgewalk.darcy import solve", False),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
-from ridgewalk.diagnostics.operators import pair_shares
+from ridgewalk.diagnostics.curvature import curvature_pair_stats
 
 SCALE = {"a": jnp.array([1 / 64, 1.0]), "b": jnp.array([[32.0], [0.5]])}
 START = {"a": jnp.array([0.02, -1.0]), "b": jnp.array([[10.0], [0.3]])}
@@ -66,7 +66,7 @@ def test_what_learns_inside_is_known_outside():
     sampler = rw.Sampler(rw.Langevin(), rw.rescaled(rw.Limited(memory=2, curvature_every=3), SCALE))
     density = rw.Density(log_density)
     result = rw.sample(jax.random.key(0), sampler, density, START, steps=30, step_size=0.03, progress=False)
-    assert pair_shares(result).pairs == 10
+    assert curvature_pair_stats(result).pairs == 10
 
 
 def test_scales_are_rounded_to_powers_of_two():

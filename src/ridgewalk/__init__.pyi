@@ -2,14 +2,14 @@
 # is used first; type checkers and editors read it as the types of the package.
 
 from ridgewalk.data import Batches as Batches
-from ridgewalk.diagnostics.likelihood import log_likelihood as log_likelihood
+from ridgewalk.diagnostics.check import CheckReport as CheckReport
+from ridgewalk.diagnostics.check import Finding as Finding
+from ridgewalk.diagnostics.curvature import curvature_pair_stats as curvature_pair_stats
+from ridgewalk.diagnostics.curvature import effective_rank as effective_rank
+from ridgewalk.diagnostics.curvature import gradient_noise_fraction as gradient_noise_fraction
 from ridgewalk.diagnostics.mixing import autocorrelation_time as autocorrelation_time
 from ridgewalk.diagnostics.mixing import effective_sample_size as effective_sample_size
-from ridgewalk.diagnostics.noise_share import gradient_noise_share as gradient_noise_share
-from ridgewalk.diagnostics.operators import effective_rank as effective_rank
-from ridgewalk.diagnostics.operators import pair_shares as pair_shares
-from ridgewalk.diagnostics.report import CheckReport as CheckReport
-from ridgewalk.diagnostics.report import Finding as Finding
+from ridgewalk.diagnostics.pointwise import log_likelihood as log_likelihood
 from ridgewalk.diagnostics.stein import stein_discrepancy as stein_discrepancy
 from ridgewalk.diagnostics.stein import stein_discrepancy_of as stein_discrepancy_of
 from ridgewalk.diagnostics.temperature import configurational_temperature as configurational_temperature
@@ -46,15 +46,15 @@ from ridgewalk.priors.simple import gaussian_prior as gaussian_prior
 from ridgewalk.priors.simple import laplace_prior as laplace_prior
 from ridgewalk.priors.simple import student_t_prior as student_t_prior
 from ridgewalk.priors.spike_slab import spike_and_slab as spike_and_slab
-from ridgewalk.run.averages import posterior_covariance as posterior_covariance
-from ridgewalk.run.averages import posterior_expectation as posterior_expectation
-from ridgewalk.run.averages import posterior_mean as posterior_mean
-from ridgewalk.run.averages import posterior_std as posterior_std
-from ridgewalk.run.averages import posterior_variance as posterior_variance
+from ridgewalk.result import ChainStatus as ChainStatus
+from ridgewalk.result import Result as Result
+from ridgewalk.result import posterior_covariance as posterior_covariance
+from ridgewalk.result import posterior_expectation as posterior_expectation
+from ridgewalk.result import posterior_mean as posterior_mean
+from ridgewalk.result import posterior_std as posterior_std
+from ridgewalk.result import posterior_variance as posterior_variance
 from ridgewalk.run.checkpoint import CheckpointError as CheckpointError
-from ridgewalk.run.health import ChainStatus as ChainStatus
 from ridgewalk.run.health import DivergenceError as DivergenceError
-from ridgewalk.run.result import Result as Result
 from ridgewalk.run.sample import sample as sample
 from ridgewalk.run.step_size import StepSize as StepSize
 from ridgewalk.run.step_size import find_step_size as find_step_size

@@ -10,7 +10,7 @@ from scipy import stats
 from tests.run.problems import assert_same_run
 
 import ridgewalk as rw
-from ridgewalk.diagnostics.gradients_at import map_gradients
+from ridgewalk.diagnostics.gradients import map_gradients
 from ridgewalk.gradients import as_estimator, with_prior
 from ridgewalk.run import checkpoint
 
@@ -167,6 +167,6 @@ def test_step_size_and_checks_see_the_learnt_prior():
     report = result.check()
     assert "step size / stable one" in report.numbers
     assert rw.stein_discrepancy(result, max_draws=200) > 0
-    assert rw.gradient_noise_share(result) > 0
+    assert rw.gradient_noise_fraction(result) > 0
     temperature = rw.configurational_temperature(result)
     assert temperature.value == pytest.approx(1.0, abs=0.3)

@@ -8,7 +8,7 @@ from tests.harness import complaints
 from tests.pruning.pruning_cases import draws_of, gaussian, regression, start
 
 import ridgewalk as rw
-from ridgewalk.diagnostics.operators import stiffness
+from ridgewalk.diagnostics.curvature import preconditioned_curvature
 
 GAUSSIAN = gaussian()
 REGRESSION = regression()
@@ -138,7 +138,7 @@ def test_the_check_of_a_pruned_run_counts_kept_weights():
     assert report.names == (), str(report)
     heat = rw.configurational_temperature(result)
     assert abs(heat.value - 1) < 4 * heat.error + 0.06
-    assert abs(stiffness(result).mean - 1) < 0.1
+    assert abs(preconditioned_curvature(result).mean - 1) < 0.1
     assert abs(rw.effective_rank(result)[0] - effective_rank_of(GAUSSIAN.given_zero(MASK)[1])) < 1e-6
 
 

@@ -10,7 +10,7 @@ from tests.run.test_checkpoint import SAMPLERS as RESUMED
 from tests.run.test_checkpoint import forget_after
 
 import ridgewalk as rw
-from ridgewalk.diagnostics.operators import is_scalar
+from ridgewalk.diagnostics.curvature import is_isotropic
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import describe, differences
 
@@ -173,13 +173,13 @@ def test_summary_counts_what_was_pruned_and_r_hat_leaves_it_out():
         assert table["pruned"].tolist() == (~masks).sum(0).tolist()
         none, both = table["pruned"] == 2, table["pruned"] == 0
         assert none.any()
-        assert table.loc[none, "r_hat"].isna().all()
-        assert table.loc[both, "r_hat"].notna().all()
-        assert (table.loc[none, ["mean", "sd"]] == 0).all(axis=None)
+        assert np.isnan(table["r_hat"][none]).all()
+        assert np.isfinite(table["r_hat"][both]).all()
+        assert (table["mean"][none] == 0).all()
+        assert (table["sd"][none] == 0).all()
     for some in (result, moments):
         assert some.summary(max_parameters=2)["pruned"].tolist() == [3.0, 0.0]
     assert "r_hat" in str(result.summary())
-    assert "..." not in str(result.summary())
 
 
 def test_a_g_that_has_not_learnt_is_scalar_among_kept_coordinates():
@@ -188,4 +188,4 @@ def test_a_g_that_has_not_learnt_is_scalar_among_kept_coordinates():
     )
     state, _ = kernel.step(jax.random.key(0), kernel.init({"w": jnp.ones((2, 3))}), None, 0.01)
     assert int(state.mask.sum()) == 3
-    assert is_scalar(state)
+    assert is_isotropic(state)

@@ -1,6 +1,6 @@
 """What is kept of a run: draws in memory or on disk, moments, or a function of the position."""
 
-import arviz
+import arviz_stats
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,5 +127,5 @@ def test_bad_keeping(options, message):
 
 def test_effective_sample_size_of_a_stored_run(tmp_path):
     stored = run(chains=2, store=tmp_path / "s")
-    expected = [float(arviz.ess(np.asarray(stored.positions[:, :, i]))) for i in range(3)]
+    expected = [float(arviz_stats.ess(np.asarray(stored.positions[:, :, i]))) for i in range(3)]
     np.testing.assert_allclose(effective_sample_size(stored), expected)

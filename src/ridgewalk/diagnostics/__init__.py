@@ -1,1 +1,1 @@
-"""Diagnostics: how well the chains mixed, whether they sample what they should, and what to try where not."""
+"""Diagnostics of a run: mixing, bias, curvature, and conversion to ArviZ."""

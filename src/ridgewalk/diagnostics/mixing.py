@@ -1,71 +1,199 @@
-"""Effective sample size, R-hat and autocorrelation time, by ArviZ."""
+"""Effective sample size, R-hat and autocorrelation time.
+
+Rank-normalised split R-hat, bulk and tail ESS are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), with
+the same numbers as arviz-stats, and need NumPy and SciPy only.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from scipy import fft
+from scipy.special import ndtri
 
-from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.library import arviz, quiet
-from ridgewalk.diagnostics.turns import separated
+from ridgewalk.diagnostics.draw_access import MIN_DRAWS, pruning_masks
+from ridgewalk.dynamics.delayed import Delayed
+from ridgewalk.ravel import leaf_names
+from ridgewalk.result import Result
+
+TAIL = (0.05, 0.95)
+"""The quantiles whose indicator functions the tail ESS is of."""
 
 
-def ess(values: np.ndarray, method: str = "bulk") -> float:
-    """ArviZ's effective sample size of (chain, draw); NaN where draws are none, too few, constant or not finite."""
-    if values.size == 0 or not np.all(np.isfinite(values)) or np.all(values == values.flat[0]):
+def _split(values: np.ndarray) -> np.ndarray:
+    """Both halves of every chain as chains of their own."""
+    half = values.shape[1] // 2
+    return np.concatenate([values[:, :half], values[:, -half:]])
+
+
+def _rank_normalise(values: np.ndarray) -> np.ndarray:
+    """Normal scores of the ranks over all chains; ties have their average rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    return np.asarray(ndtri((ranks[inverse] - 3 / 8) / (values.size + 1 / 4))).reshape(values.shape)
+
+
+def autocovariance(values: np.ndarray) -> np.ndarray:
+    """Autocovariances of every row of (chain, draw) at all lags, by FFT."""
+    n = values.shape[1]
+    length = fft.next_fast_len(2 * n)
+    spectrum = np.abs(fft.rfft(values - values.mean(axis=1, keepdims=True), n=length, axis=1)) ** 2
+    return np.asarray(fft.irfft(spectrum, n=length, axis=1))[:, :n] / n
+
+
+def _ess(values: np.ndarray) -> float:
+    """ESS of (chain, draw) by Geyer's initial monotone sequence of the autocorrelations over all chains."""
+    values = np.asarray(values, float)
+    chains, n = values.shape
+    if np.ptp(values) < np.finfo(float).resolution:
+        return float(values.size)
+    covariance = autocovariance(values).mean(axis=0)
+    within = covariance[0] * n / (n - 1)
+    total = covariance[0] + (values.mean(axis=1).var(ddof=1) if chains > 1 else 0.0)
+    correlation = 1 - (within - covariance) / total
+    correlation[0] = 1
+    pairs = correlation[: n // 2 * 2].reshape(-1, 2).sum(axis=1)
+    # The sequence ends with the first pair whose sum is not positive, or with the last pair that has two more lags.
+    longest = max(0, -(-(n - 4) // 2))
+    stops = np.flatnonzero(pairs[:longest] <= 0)
+    end = int(stops[0]) if stops.size else longest
+    last = correlation[2 * end]
+    last = last if last > 0 or pairs[end] >= 0 else 0.0
+    time = -1 + 2 * np.minimum.accumulate(pairs[:end]).sum() + last
+    return float(values.size / max(time, 1 / np.log10(values.size)))
+
+
+def ess(values: np.ndarray, method: Literal["bulk", "tail", "mean"] = "bulk") -> float:
+    """Effective sample size of (chain, draw); NaN if draws are too few, constant or not finite."""
+    values = np.asarray(values, float)
+    if values.size == 0 or values.shape[1] < MIN_DRAWS:
         return float("nan")
-    with quiet():
-        return float(arviz().ess(values, method=method))
-
-
-def r_hat(values: np.ndarray) -> float:
-    """ArviZ's rank-normalised split R̂ of (chain, draw); NaN for a single chain."""
-    if values.shape[0] < 2 or not np.all(np.isfinite(values)):
+    if not np.all(np.isfinite(values)) or np.all(values == values.flat[0]):
         return float("nan")
-    with quiet():
-        return float(arviz().rhat(values))
+    if method == "tail":
+        return min(_ess(_split(values <= quantile)) for quantile in np.quantile(values, TAIL))
+    split = _split(values)
+    return _ess(split if method == "mean" else _rank_normalise(split))
 
 
-def classical_r_hat(means: np.ndarray, variances: np.ndarray, draws: int, kept: np.ndarray | None = None) -> np.ndarray:
-    """R̂ = √((n−1)/n + B/W) from every chain's mean and variance, (chain, …), W being the mean of the variances.
+def r_hat_from_moments(
+    means: np.ndarray, variances: np.ndarray, draws: int, mask: np.ndarray | None = None
+) -> np.ndarray:
+    """R-hat = √((n − 1)/n + B/W) from every chain's mean and variance, arrays (chain, …).
 
-    NaN where there is one chain; of chains that were pruned, only those count that have `kept` a parameter.
+    NaN for one chain; with a mask, only chains that kept a parameter count.
     """
-    share = np.ones(means.shape, bool) if kept is None else kept
-    chains = share.sum(0)
+    counted = np.ones(means.shape, bool) if mask is None else mask
+    chains = counted.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        centre = np.where(share, means, 0).sum(0) / chains
-        between = np.where(share, (means - centre) ** 2, 0).sum(0) / (chains - 1)
-        within = np.where(share, variances, 0).sum(0) / chains
+        centre = np.where(counted, means, 0).sum(0) / chains
+        between = np.where(counted, (means - centre) ** 2, 0).sum(0) / (chains - 1)
+        within = np.where(counted, variances, 0).sum(0) / chains
         found = np.sqrt((draws - 1) / draws + between / within)
     return np.where(chains > 1, found, np.nan)
 
 
+def r_hat(values: np.ndarray) -> float:
+    """Rank-normalised split R-hat of (chain, draw), the larger of bulk and tail; NaN for a single chain."""
+    values = np.asarray(values, float)
+    if values.shape[0] < 2 or values.shape[1] < MIN_DRAWS or not np.all(np.isfinite(values)):
+        return float("nan")
+    split = _split(values)
+    n = split.shape[1]
+    scores = [_rank_normalise(x) for x in (split, np.abs(split - np.median(split)))]
+    return float(max(r_hat_from_moments(z.mean(axis=1), z.var(axis=1, ddof=1), n) for z in scores))
+
+
 def standard_error(values: np.ndarray) -> float:
-    """Monte Carlo standard error of the mean of (chain, draw); NaN where there are no draws."""
+    """Monte Carlo standard error of the mean of (chain, draw); NaN without draws."""
     if values.size == 0:
         return float("nan")
     return float(values.std() / np.sqrt(ess(values, "mean")))
 
 
-def _flat(result: Draws) -> np.ndarray:
-    """Draws as (chain, draw, d), chains that take turns as chains of their own."""
-    flat = jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.kept_positions())
-    return separated(result, np.asarray(flat, float))
+class LeafMoments(NamedTuple):
+    """One leaf of a run that kept moments: mean and variance of every chain that did not diverge, and R-hat."""
+
+    name: str
+    shape: tuple[int, ...]
+    means: np.ndarray
+    """(chain, parameter), as are the variances."""
+    variances: np.ndarray
+    r_hat: np.ndarray
+    mask: np.ndarray | None
+    """Which parameters each chain kept, after pruning."""
 
 
-def effective_sample_size(result: Draws) -> np.ndarray:
-    """The effective sample size of every parameter over all chains, in the order of `ravel_pytree(position)`."""
-    draws = _flat(result)
+def leaf_moments(result: Result) -> Iterator[LeafMoments]:
+    """The running moments of a run, leaf by leaf."""
+    kept, alive, masks = result.moments, result.alive, pruning_masks(result)
+    if kept is None:
+        return
+    leaves = zip(leaf_names(kept.mean), jax.tree.leaves(kept.mean), jax.tree.leaves(kept.squares), strict=True)
+    for name, mean, squares in leaves:
+        means, sums = (np.asarray(x, float)[alive].reshape(int(alive.sum()), -1) for x in (mean, squares))
+        variances, mask = sums / float(kept.weight), None if masks is None else masks[name]
+        hats = r_hat_from_moments(means, variances, result.draws, mask)
+        yield LeafMoments(name, mean.shape[1:], means, variances, hats, mask)
+
+
+def interleaved_chains(result: Result, every: int = 1) -> int:
+    """Number of independent chains interleaved in every `every`-th draw of one chain; 1 except for HAMCMC.
+
+    In HAMCMC θ_k depends on θ_{k−M}, so one chain consists of M interleaved chains. With t steps between draws,
+    M / gcd(M, t) of them are interleaved in the draws.
+    """
+    dynamics, steps = result.sampler.dynamics, result.draw_steps[::every]
+    if not isinstance(dynamics, Delayed) or len(steps) < 2:
+        return 1
+    return dynamics.delay // math.gcd(dynamics.delay, int(steps[1] - steps[0]))
+
+
+def deinterleave(values: np.ndarray, count: int) -> np.ndarray:
+    """(chain, draw, …) as (chain × count, draw / count, …), without an incomplete last round.
+
+    Analysed as one chain, interleaved chains have no correlation at lag 1; the ESS estimate stops summing there and is
+    far too large.
+    """
+    if count == 1:
+        return values
+    chains, rounds = values.shape[0], values.shape[1] // count
+    cut = values[:, : rounds * count].reshape(chains, rounds, count, *values.shape[2:])
+    return cut.swapaxes(1, 2).reshape(chains * count, rounds, *values.shape[2:])
+
+
+def deinterleave_draws(result: Result, values: np.ndarray, every: int = 1) -> np.ndarray:
+    """Values (chain, draw, …) of every `every`-th draw, interleaved chains separated."""
+    return deinterleave(values, interleaved_chains(result, every))
+
+
+def _flat(result: Result) -> np.ndarray:
+    """Draws as (chain, draw, d)."""
+    return np.asarray(jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.kept_positions()), float)
+
+
+def effective_sample_size(result: Result) -> np.ndarray:
+    """The bulk ESS of every parameter over all chains, in the order of `ravel_pytree(position)`."""
+    draws = deinterleave_draws(result, _flat(result))
     return np.array([ess(draws[:, :, i]) for i in range(draws.shape[2])])
 
 
-def autocorrelation_time(result: Draws) -> np.ndarray:
-    """Draws per effective draw, for every parameter: all draws over the sum of each chain's own effective size.
+def ess_by_chain(draws: np.ndarray, interleaved: int = 1) -> np.ndarray:
+    """The bulk ESS (chain, d) of each chain of draws (chain, draw, d) on its own, summed over interleaved chains."""
+    chains, _, d = draws.shape
+    parts = deinterleave(draws, interleaved)
+    sizes = np.array([[ess(part[None, :, i]) for i in range(d)] for part in parts])
+    return sizes.reshape(chains, interleaved, d).sum(axis=1)
 
-    (The mean of the chains' own times would be ruled by the few chains whose effective size comes out tiny.) Each of
-    the M positions that take turns in HAMCMC counts as a chain.
+
+def autocorrelation_time(result: Result) -> np.ndarray:
+    """Integrated autocorrelation time in draws, for every parameter: all draws over the sum of each chain's own ESS.
+
+    The mean of the chains' own times would be dominated by chains whose ESS estimate is very small.
     """
-    draws = _flat(result)
-    chains, count, d = draws.shape
-    sizes = [[ess(draws[c : c + 1, :, i]) for c in range(chains)] for i in range(d)]
-    return chains * count / np.sum(sizes, axis=1)
+    draws, interleaved = _flat(result), interleaved_chains(result)
+    used = draws.shape[1] // interleaved * interleaved
+    return draws.shape[0] * used / ess_by_chain(draws, interleaved).sum(axis=0)

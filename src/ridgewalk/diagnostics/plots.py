@@ -1,83 +1,136 @@
-"""Pictures of a run by ArviZ: traces, autocorrelations, pairs, marginals. Matplotlib is imported when one is drawn."""
+"""Plots of a run with matplotlib: traces, autocorrelations, pairs, marginals and step statistics."""
 
-import warnings
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from scipy.stats import gaussian_kde
 
-from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.library import arviz, quiet
-from ridgewalk.diagnostics.select import coordinates, named_coordinates
+from ridgewalk._optional import requires_extra
+from ridgewalk.diagnostics.draw_access import named_coordinates, select_coordinates
+from ridgewalk.diagnostics.mixing import autocovariance
+from ridgewalk.result import Result
 
-_TIGHT = {"layout": "constrained"}
+INTERVAL = 0.94
+"""Probability of the interval of highest density, ArviZ's default."""
 
 
-def _chosen(result: Draws, parameters: Sequence[str] | None, most: int) -> dict[str, np.ndarray]:
-    """Draws (chain, draw) of the parameters asked for by label or leaf, or of some of every leaf."""
-    if not isinstance(most, int) or most < 1:
-        raise ValueError(f"max_parameters: {most!r} is not a positive number of parameters")
-    parts = coordinates(result, most) if parameters is None else named_coordinates(result, parameters)
+def _subplots(rows: int, columns: int, size: tuple[float, float], **options: Any) -> Any:
+    """A grid of axes, always (rows, columns)."""
+    with requires_extra("plots"):
+        import matplotlib.pyplot as plt  # noqa: PLC0415
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **options)[1]
+
+
+def _chosen(result: Result, parameters: Sequence[str] | None, limit: int) -> dict[str, np.ndarray]:
+    """Label → draws (chain, draw) of the requested parameters, or of some parameters of every leaf."""
+    if not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"max_parameters: {limit!r} must be a positive whole number")
+    parts = select_coordinates(result, limit) if parameters is None else named_coordinates(result, parameters)
     labelled = ((label, part, i) for part in parts for i, label in enumerate(part.labels))
-    return {label: part.values[:, :, i] for label, part, i in islice(labelled, most)}
+    return {label: part.values[:, :, i] for label, part, i in islice(labelled, limit)}
 
 
-def _draw(function: str, data: Any, **options: Any) -> Any:
-    """One of ArviZ's plots, without the announcements of the libraries below it."""
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", UserWarning)
-        return getattr(arviz(), function)(data, **options)
+def _plot_density(axis: Any, values: np.ndarray, **options: Any) -> None:
+    """A kernel density estimate; a vertical line for constant values."""
+    if np.ptp(values) == 0:
+        axis.axvline(values[0], **options)
+        return
+    grid = np.linspace(values.min(), values.max(), 200)
+    axis.plot(grid, gaussian_kde(values)(grid), **options)
+    axis.set_yticks([])
 
 
-def plot_trace(result: Draws, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
-    """Marginals on the left, draws over time on the right; a line per chain. Returns the axes (parameter, 2)."""
+def highest_density_interval(values: np.ndarray, probability: float = INTERVAL) -> tuple[float, float]:
+    """The shortest interval with a given share of the values."""
+    ordered = np.sort(np.ravel(values))
+    inside = min(max(int(np.floor(probability * len(ordered))), 1), len(ordered) - 1)
+    start = int(np.argmin(ordered[inside:] - ordered[: len(ordered) - inside]))
+    return float(ordered[start]), float(ordered[start + inside])
+
+
+def plot_trace(result: Result, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
+    """Marginal densities on the left, traces on the right, one line per chain. Returns the axes (parameter, 2)."""
     chosen = _chosen(result, parameters, max_parameters)
-    size = (11, 1.8 * len(chosen) + 0.6)
-    axes = _draw("plot_trace", chosen, compact=False, figsize=size, backend_kwargs=_TIGHT)
+    axes = _subplots(len(chosen), 2, (11, 1.8 * len(chosen) + 0.6))
+    for (density, trace), (label, values) in zip(axes, chosen.items(), strict=True):
+        for chain in values:
+            _plot_density(density, chain, linewidth=0.9)
+            trace.plot(chain, linewidth=0.5, alpha=0.8)
+        density.set_title(label)
+        trace.set_title(label)
     axes[-1, 1].set_xlabel("draw")
     return axes
 
 
 def plot_autocorrelation(
-    result: Draws, parameters: Sequence[str] | None = None, *, max_parameters: int = 8, max_lag: int | None = None
+    result: Result, parameters: Sequence[str] | None = None, *, max_parameters: int = 8, max_lag: int | None = None
 ) -> Any:
-    """Autocorrelation of the draws, chains joined; lags count draws, not steps. Returns the axes."""
+    """Autocorrelation of the draws, averaged over chains; lags count draws, not steps. Returns the axes."""
     chosen = _chosen(result, parameters, max_parameters)
-    lag = max_lag or min(100, result.draws - 1)
+    lags = min(max_lag or 100, result.draws - 1)
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
-    size = (3.4 * columns, 2.6 * rows)
-    axes = _draw("plot_autocorr", chosen, max_lag=lag, combined=True, grid=(rows, columns), figsize=size)
-    for axis in np.ravel(axes)[-columns:]:
+    axes = _subplots(rows, columns, (3.4 * columns, 2.6 * rows))
+    for axis, (label, values) in zip(axes.flat, chosen.items(), strict=False):
+        covariance = autocovariance(values).mean(axis=0)[: lags + 1]
+        axis.vlines(np.arange(lags + 1), 0, covariance / (covariance[0] or 1.0), linewidth=1)
+        axis.axhline(0, color="black", linewidth=0.5)
+        axis.set_title(label)
         axis.set_xlabel("lag (draws)")
+    _hide_unused(axes, len(chosen))
     return axes
 
 
-def plot_pairs(result: Draws, parameters: Sequence[str] | None = None, *, max_parameters: int = 5) -> Any:
-    """Scatter of every two parameters, with marginals on the diagonal. Returns the axes."""
+def plot_pairs(result: Result, parameters: Sequence[str] | None = None, *, max_parameters: int = 5) -> Any:
+    """Scatter plots of every pair of parameters, marginal densities on the diagonal. Returns the axes."""
     chosen = _chosen(result, parameters, max_parameters)
     if len(chosen) < 2:
-        raise ValueError(f"parameters: a plot of pairs needs two, there is {', '.join(chosen)}; use plot_posterior")
-    size = 2.2 * len(chosen) + 1
-    return _draw("plot_pair", chosen, marginals=True, figsize=(size, size), scatter_kwargs={"alpha": 0.3, "s": 4})
+        raise ValueError(f"parameters: pairs need at least two, got {', '.join(chosen)}; use plot_posterior")
+    count, size = len(chosen), 2.2 * len(chosen) + 1
+    axes = _subplots(count, count, (size, size))
+    labels, columns = list(chosen), [values.ravel() for values in chosen.values()]
+    for i, row in enumerate(axes):
+        for j, axis in enumerate(row):
+            if i == j:
+                _plot_density(axis, columns[i])
+            elif i > j:
+                axis.scatter(columns[j], columns[i], s=4, alpha=0.3, linewidths=0)
+            else:
+                axis.set_visible(False)
+            if i == count - 1:
+                axis.set_xlabel(labels[j])
+            if j == 0 and i > 0:
+                axis.set_ylabel(labels[i])
+    return axes
 
 
-def plot_posterior(result: Draws, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
-    """Marginal densities with mean and 94 % interval. Returns the axes."""
+def plot_posterior(result: Result, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
+    """Marginal densities with mean and 94 % interval of highest density. Returns the axes."""
     chosen = _chosen(result, parameters, max_parameters)
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
-    return _draw("plot_posterior", chosen, grid=(rows, columns), figsize=(3.4 * columns, 2.8 * rows), textsize=10)
+    axes = _subplots(rows, columns, (3.4 * columns, 2.8 * rows))
+    for axis, (label, values) in zip(axes.flat, chosen.items(), strict=False):
+        low, high = highest_density_interval(values)
+        _plot_density(axis, values.ravel())
+        axis.plot([low, high], [0, 0], color="black", linewidth=3, solid_capstyle="butt")
+        axis.axvline(values.mean(), color="black", linestyle="--", linewidth=0.8)
+        axis.set_title(label)
+        axis.set_xlabel(f"mean {values.mean():.3g}, {INTERVAL:.0%} in [{low:.3g}, {high:.3g}]", fontsize="small")
+    _hide_unused(axes, len(chosen))
+    return axes
 
 
-def plot_steps(result: Draws) -> Any:
-    """Potential, gradient norm and temperature over the steps, a line per chain. Returns the axes."""
-    import matplotlib.pyplot as plt  # noqa: PLC0415  (slow to import, and only needed here)
+def _hide_unused(axes: Any, used: int) -> None:
+    for axis in axes.flat[used:]:
+        axis.set_visible(False)
 
-    _, axes = plt.subplots(3, 1, sharex=True, figsize=(9, 6), layout="constrained")
+
+def plot_steps(result: Result) -> Any:
+    """Potential, gradient norm and temperature against the step number, one line per chain. Returns the axes."""
+    axes = _subplots(3, 1, (9, 6), sharex=True)[:, 0]
     for axis, name in zip(axes, ("potential", "gradient_norm", "temperature"), strict=True):
         for chain, values in enumerate(np.asarray(getattr(result.info, name), float)):
             axis.plot(result.draw_steps, values, linewidth=0.8, label=f"chain {chain}")

@@ -1,17 +1,17 @@
-"""The kernelised Stein discrepancy: how far draws are from the target, from gradients alone."""
+"""The kernelised Stein discrepancy between draws and the target, which needs gradients only."""
 
 from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.gradients_at import map_gradients
-from ridgewalk.diagnostics.select import thinned_positions
+from ridgewalk.diagnostics.draw_access import thinned_positions
+from ridgewalk.diagnostics.gradients import map_gradients
+from ridgewalk.result import Result
 
 Scaling = Literal["none", "diagonal", "covariance"]
 
-ROWS_AT_ONCE = 256
+ROW_BLOCK = 256
 
 
 def _stein_sum(x: np.ndarray, score: np.ndarray, others: np.ndarray, other_scores: np.ndarray, beta: float) -> float:
@@ -61,28 +61,27 @@ def stein_discrepancy_of(
 
     The kernel is the inverse multiquadric (1 + |x − y|²)^β, whose discrepancy vanishes in the limit only for draws
     of the target (Gorham and Mackey 2017); the score is −∇U / T. `scaling` measures distances in units of the draws'
-    spread: "diagonal" of each parameter, "covariance" in whitened coordinates.
-    It is of order n^{−1/2} for exact draws; compare draws of equal number.
+    standard deviations ("diagonal") or in whitened coordinates ("covariance").
+    It is of order n^{−1/2} for exact draws: compare sets of equal size.
     """
     positions, gradients = np.asarray(positions, float), np.asarray(gradients, float)
     _check(positions, gradients, scaling, beta)
     x, score = positions - positions.mean(0), -gradients / temperature
     if scaling == "diagonal":
-        spread = x.std(0)
-        spread = np.where(spread > 0, spread, 1)
-        x, score = x / spread, score * spread
+        std = x.std(0)
+        std = np.where(std > 0, std, 1)
+        x, score = x / std, score * std
     elif scaling == "covariance":
         lower = np.linalg.cholesky(x.T @ x / len(x))
         x, score = np.linalg.solve(lower, x.T).T, score @ lower
     total = sum(
-        _stein_sum(x[i : i + ROWS_AT_ONCE], score[i : i + ROWS_AT_ONCE], x, score, beta)
-        for i in range(0, len(x), ROWS_AT_ONCE)
+        _stein_sum(x[i : i + ROW_BLOCK], score[i : i + ROW_BLOCK], x, score, beta) for i in range(0, len(x), ROW_BLOCK)
     )
     return float(np.sqrt(max(total, 0.0)) / len(x))
 
 
 def stein_discrepancy(
-    result: Draws,
+    result: Result,
     *,
     max_draws: int = 1000,
     examples: int | None = None,
@@ -91,16 +90,16 @@ def stein_discrepancy(
 ) -> float:
     """The kernelised Stein discrepancy of a run's draws, `max_draws` of them evenly spaced.
 
-    Gradients are over all data; with `examples`, over so many fresh ones for each draw, which adds noise but no bias
-    beyond the diagonal of the sum. See `stein_discrepancy_of` for the formula.
+    Gradients use all data, or with `examples` an independent batch of that size for each draw, which adds noise but no
+    bias beyond the diagonal of the sum. See `stein_discrepancy_of` for the formula.
     """
     temperature = result.sampler.dynamics.temperature
     if not temperature > 0:
-        raise ValueError(f"temperature: {temperature} is no sampling temperature, so the draws have no target")
+        raise ValueError(f"temperature: {temperature} must be positive; at 0 the draws have no target")
     if result.sampler.pruning is not None:
         raise ValueError(
-            "result: its chains are pruned, so each has a target of its own, the posterior given its zeros; take "
-            "stein_discrepancy_of with the kept coordinates of one chain and of the gradients there"
+            "result: its chains are pruned, so each has its own target, the posterior given its zeros; call "
+            "stein_discrepancy_of with the kept coordinates of one chain and their gradients"
         )
     positions = thinned_positions(result, max_draws, "the Stein discrepancy")
     both = map_gradients(result, positions, lambda position, gradient: jnp.stack([position, gradient]), examples)

@@ -1,143 +1,205 @@
-"""A table of the posterior with what is known of its accuracy, one row per parameter or per leaf."""
+"""Summary table of the posterior: mean, standard deviation, Monte Carlo errors, ESS and R-hat."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-import pandas as pd
 
-from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.mixing import classical_r_hat, ess, r_hat, standard_error
-from ridgewalk.diagnostics.select import Coordinates, coordinates, dimension, kept_by_chains, load_leaf, weights
-from ridgewalk.diagnostics.turns import separated
+from ridgewalk._optional import requires_extra
+from ridgewalk.diagnostics.draw_access import Coordinates, coordinate_labels, pruning_masks, select_coordinates
+from ridgewalk.diagnostics.mixing import deinterleave_draws, ess, leaf_moments, r_hat, standard_error
 from ridgewalk.ravel import leaf_names
+from ridgewalk.result import Result, weighted_mean
 
-COLUMNS = ["mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat")
+ACCURACY = COLUMNS[2:]
+MAX_ROWS_SHOWN = 60
 
 
-class SummaryTable(pd.DataFrame):  # type: ignore[misc]
-    """A data frame that is printed with all its columns."""
+@dataclass(frozen=True, repr=False, eq=False)
+class SummaryTable:
+    """A table with one row per parameter, or per leaf of a large model.
+
+    `table["mean"]` is a column as an array, `table.row("w[0]")` a row as a dictionary, and `to_dataframe()` a pandas
+    DataFrame.
+    """
+
+    index: tuple[str, ...]
+    """Row labels."""
+    data: dict[str, np.ndarray]
+    """Column name → values (row,)."""
+    note: str = ""
 
     @property
-    def _constructor(self) -> type["SummaryTable"]:
-        return SummaryTable
+    def columns(self) -> tuple[str, ...]:
+        """Column names."""
+        return tuple(self.data)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        return len(self.index), len(self.data)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.index)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        """One column."""
+        if column not in self.data:
+            raise KeyError(f"column {column!r} does not exist; use one of {', '.join(self.data)}")
+        return self.data[column]
+
+    def row(self, label: str) -> dict[str, float]:
+        """One row, as column → value."""
+        if label not in self.index:
+            shown = ", ".join(self.index[:8]) + (", ..." if len(self) > 8 else "")
+            raise KeyError(f"row {label!r} does not exist; use one of {shown}")
+        at = self.index.index(label)
+        return {name: float(values[at]) for name, values in self.data.items()}
+
+    def to_numpy(self) -> np.ndarray:
+        """All values, (row, column)."""
+        return np.stack([np.asarray(values, float) for values in self.data.values()], axis=1)
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """A pandas DataFrame; the note is in its `attrs`."""
+        with requires_extra("arviz"):
+            import pandas as pd  # noqa: PLC0415
+        frame = pd.DataFrame(self.data, index=list(self.index))
+        frame.attrs["note"] = self.note
+        return frame
 
     def __repr__(self) -> str:
-        """Rows as pandas prints them, however wide the screen is."""
-        with pd.option_context("display.max_columns", None, "display.expand_frame_repr", False):
-            return super().__repr__()
+        """Plain text with all columns, and at most 60 rows."""
+        half = MAX_ROWS_SHOWN // 2
+        every = range(len(self))
+        shown = every if len(self) <= MAX_ROWS_SHOWN else [*every[:half], *every[-half:]]
+        lines = [["", *self.data]]
+        lines += [[self.index[i], *(_number(name, values[i]) for name, values in self.data.items())] for i in shown]
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+        if len(shown) < len(self):
+            text.insert(1 + half, f"({len(self) - len(shown)} rows not shown)")
+        return "\n".join([*text, *([f"note: {self.note}"] if self.note else [])])
 
 
-def summary(result: Draws, *, max_parameters: int = 1000, seed: int = 0) -> SummaryTable:
-    """Mean, standard deviation, their Monte Carlo errors, effective draws and R̂ of every parameter.
+def _number(column: str, value: float) -> str:
+    if column.startswith("ess"):
+        return f"{value:.0f}"
+    return f"{value:.3f}" if column == "r_hat" else f"{value:.4g}"
 
-    Mean and sd weight draws by their step size; ESS and R̂ are ArviZ's, of the draws as they are, and errors follow
-    from them: mcse_mean = sd / √ESS; for ESS, HAMCMC's M positions in turn are chains. Chains that diverged are left
-    out.
+
+def summary(result: Result, *, max_parameters: int = 1000, seed: int = 0) -> SummaryTable:
+    """Mean, standard deviation, their Monte Carlo errors, ESS and R-hat of every parameter.
+
+    Mean and sd weight draws by their step size. `ess_bulk`, `ess_tail` and `r_hat` are the rank-normalised ones, of the
+    unweighted draws; mcse_mean = sd / √ESS. For ESS, the M interleaved chains of HAMCMC are separated. Chains that
+    diverged are left out.
     With more than `max_parameters` parameters there is one row per leaf: the mean of its means, the root mean square
-    of its sds, and the worst errors, ESS and R̂ of `looked_at` of its parameters, taken at random.
-    A run that kept moments only has means, sds and, from two chains on, R̂ by its classical formula.
-    After pruning, `pruned` counts the chains that have pruned a parameter (of a leaf, the parameters that a chain has
-    pruned, on average); errors, ESS and R̂ are of the chains that have kept it.
+    of its sds, and the worst errors, ESS and R-hat of `sampled` of its parameters, chosen at random.
+    A run that kept only moments has mean, sd and, with two chains or more, R-hat without ranks and splitting.
+    With pruning, `pruned` counts the chains that pruned a parameter (of a leaf: its pruned parameters, averaged over
+    chains); errors, ESS and R-hat are of the chains that kept it.
     """
     if not isinstance(max_parameters, int) or max_parameters < 1:
-        raise ValueError(f"max_parameters: {max_parameters!r} is not a positive number of rows")
+        raise ValueError(f"max_parameters: {max_parameters!r} must be a positive whole number")
+    by_leaf = result.dimension > max_parameters
     if result.positions is None:
-        return _of_moments(result, max_parameters)
-    parts, masks = coordinates(result, max_parameters, seed), kept_by_chains(result)
-    if dimension(result) <= max_parameters:
-        rows = [row for part in parts for row in _rows(result, part, masks)]
-        table = SummaryTable(rows, index=[label for part in parts for label in part.labels], columns=COLUMNS)
-        if masks is not None:
-            table["pruned"] = np.concatenate([np.sum(~masks[part.name], axis=0) for part in parts])
-        return table
-    return _noted(SummaryTable([_leaf_row(result, part, masks) for part in parts], index=[part.name for part in parts]))
+        return _summary_of_moments(result, by_leaf)
+    parts, masks = select_coordinates(result, max_parameters, seed), pruning_masks(result)
+    if by_leaf:
+        note = (
+            "one row per leaf: mean and sd over all its parameters; mcse, ess and r_hat are the worst of `sampled` of "
+            "them, chosen at random; raise max_parameters for a row per parameter"
+        )
+        return _table([part.name for part in parts], [_leaf_row(result, part, masks) for part in parts], note)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for part in parts for row in _rows(result, part, masks)]
+    if masks is not None:
+        pruned = np.concatenate([np.sum(~masks[part.name], axis=0) for part in parts])
+        rows = [row | {"pruned": count} for row, count in zip(rows, pruned.tolist(), strict=True)]
+    return _table([label for part in parts for label in part.labels], rows)
 
 
-def _rows(result: Draws, part: Coordinates, masks: dict[str, np.ndarray] | None) -> list[list[float]]:
+def _table(labels: list[str], rows: list[dict[str, float]], note: str = "") -> SummaryTable:
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
+    return SummaryTable(tuple(labels), columns, note)
+
+
+def _rows(result: Result, part: Coordinates, masks: dict[str, np.ndarray] | None) -> list[list[float]]:
     """One row for each coordinate."""
-    kept = np.ones((part.values.shape[0], len(part.where)), bool) if masks is None else masks[part.name][:, part.where]
-    return [_row(result, part.values[:, :, i], kept[:, i]) for i in range(len(part.where))]
+    every = np.ones((part.values.shape[0], len(part.indices)), bool)
+    kept = every if masks is None else masks[part.name][:, part.indices]
+    return [_row(result, part.values[:, :, i], kept[:, i]) for i in range(len(part.indices))]
 
 
-def _moments(result: Draws, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _mean_and_variance(result: Result, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean and variance of (chain, draw, …) over chains and draws."""
-    share = weights(result)
-    mean = np.tensordot(share, values.mean(0), axes=(0, 0))
-    return mean, np.tensordot(share, ((values - mean) ** 2).mean(0), axes=(0, 0))
+    mean = weighted_mean(result.draw_weights, values)
+    return mean, weighted_mean(result.draw_weights, (values - mean) ** 2)
 
 
-def _row(result: Draws, values: np.ndarray, kept: np.ndarray) -> list[float]:
-    """One parameter's numbers from (chain, draw); their accuracy as far as chains have `kept` it."""
-    mean, variance = _moments(result, values)
+def _row(result: Result, values: np.ndarray, kept: np.ndarray) -> list[float]:
+    """The row of one parameter from (chain, draw); its accuracy over the chains that kept it."""
+    mean, variance = _mean_and_variance(result, values)
     if not kept.any():
-        return [float(mean), float(np.sqrt(variance)), *[float("nan")] * 5]
-    share, moving = weights(result), values[kept]
-    even = 1 / (len(share) * float((share**2).sum()))  # what unequal weights leave of the draws (Kish)
-    centre, spread = _moments(result, moving)
-    sd = float(np.sqrt(spread))
-    apart = separated(result, moving)
-    error = sd / np.sqrt(even * ess(apart, "mean"))
-    # By the delta method sd's error is that of the centred squares over 2 sd.
-    squares = (apart - centre) ** 2
-    sd_error = standard_error(squares) / np.sqrt(even) / (2 * sd) if sd > 0 else float("nan")
-    accuracy = [error, sd_error, ess(apart), ess(apart, "tail"), r_hat(moving)]
+        return [float(mean), float(np.sqrt(variance)), *[float("nan")] * len(ACCURACY)]
+    weights, moving = np.asarray(result.draw_weights, float), values[kept]
+    kish = 1 / (len(weights) * float((weights**2).sum()))  # relative ESS of unequal weights
+    centre, moving_variance = _mean_and_variance(result, moving)
+    sd = float(np.sqrt(moving_variance))
+    chains = deinterleave_draws(result, moving)
+    error = sd / np.sqrt(kish * ess(chains, "mean"))
+    # By the delta method the error of sd is that of the centred squares over 2 sd.
+    squares = (chains - centre) ** 2
+    sd_error = standard_error(squares) / np.sqrt(kish) / (2 * sd) if sd > 0 else float("nan")
+    accuracy = [error, sd_error, ess(chains), ess(chains, "tail"), r_hat(moving)]
     return [float(mean), float(np.sqrt(variance)), *accuracy]
 
 
-def _leaf_row(result: Draws, part: Coordinates, masks: dict[str, np.ndarray] | None) -> dict[str, float]:
-    """A leaf's numbers: means and sds of all its parameters, the rest the worst of those looked at."""
+def _leaf_row(result: Result, part: Coordinates, masks: dict[str, np.ndarray] | None) -> dict[str, float]:
+    """The row of a leaf: means and sds of all its parameters, the worst accuracy of the sampled ones."""
     leaves = dict(zip(leaf_names(result.positions), jax.tree.leaves(result.positions), strict=True))
-    mean, variance = _moments(result, load_leaf(result, leaves[part.name]).astype(float))
+    mean, variance = _mean_and_variance(result, result.load_leaf(leaves[part.name]).astype(float))
     rows = np.array(_rows(result, part, masks))
-    worst = {name: _extreme(rows[:, COLUMNS.index(name)], low=name.startswith("ess")) for name in COLUMNS[2:]}
-    size, seen = int(np.prod(part.shape)), len(part.where)
-    row = {"parameters": size, "looked_at": seen, "mean": mean.mean(), "sd": np.sqrt(variance.mean()), **worst}
-    return row if masks is None else row | {"pruned": _pruned(masks[part.name])}
+    worst = {name: _worst(rows[:, COLUMNS.index(name)], smallest=name.startswith("ess")) for name in ACCURACY}
+    size, sampled = int(np.prod(part.shape)), len(part.indices)
+    row = {"parameters": size, "sampled": sampled, "mean": mean.mean(), "sd": np.sqrt(variance.mean()), **worst}
+    return row if masks is None else row | {"pruned": _mean_pruned(masks[part.name])}
 
 
-def _pruned(kept: np.ndarray) -> float:
-    """How many parameters of a leaf a chain has pruned, on average."""
+def _mean_pruned(kept: np.ndarray) -> float:
+    """Number of pruned parameters of a leaf, averaged over chains."""
     return float(np.mean(np.sum(~kept, axis=1)))
 
 
-def _extreme(values: np.ndarray, low: bool) -> float:
+def _worst(values: np.ndarray, smallest: bool) -> float:
     finite = values[np.isfinite(values)]
     if finite.size == 0:
         return float("nan")
-    return float(finite.min() if low else finite.max())
+    return float(finite.min() if smallest else finite.max())
 
 
-def _noted(table: SummaryTable) -> SummaryTable:
-    table.attrs["note"] = (
-        "one row per leaf: mean and sd over all its parameters, mcse, ess and r_hat the worst of `looked_at` of them, "
-        "taken at random; raise max_parameters for a row per parameter"
-    )
-    return table
-
-
-def _of_moments(result: Draws, max_parameters: int) -> SummaryTable:
-    """Mean, sd and R̂ = √((n−1)/n + B/W) from every chain's running mean and variance."""
-    kept, alive, n = result.moments, result.alive, result.draws
-    if kept is None:
+def _summary_of_moments(result: Result, by_leaf: bool) -> SummaryTable:
+    """Mean, sd and R-hat from the running mean and variance of every chain."""
+    if result.moments is None:
         raise ValueError("positions: this run kept neither draws nor moments; use keep='draws' or keep='moments'")
-    names, frames, masks = leaf_names(kept.mean), [], kept_by_chains(result)
-    each = zip(names, jax.tree.leaves(kept.mean), jax.tree.leaves(kept.squares), strict=True)
-    whole = dimension(result) > max_parameters
-    for name, means, squares in each:
-        shape = means.shape[1:]
-        centres = np.asarray(means, float)[alive].reshape(int(alive.sum()), -1)
-        spreads = (np.asarray(squares, float)[alive] / float(kept.weight)).reshape(centres.shape)
-        share = None if masks is None else masks[name]
-        hats = classical_r_hat(centres, spreads, n, share)
-        variance = spreads.mean(0) + centres.var(0)
-        if whole:
-            row = {"parameters": variance.size, "mean": centres.mean(), "sd": np.sqrt(variance.mean())}
-            row |= {"r_hat": _extreme(hats, low=False)} | ({} if share is None else {"pruned": _pruned(share)})
-            frames.append(SummaryTable([row], index=[name]))
-        else:
-            labels = Coordinates(name, shape, np.arange(variance.size), centres).labels
-            columns = {"mean": centres.mean(0), "sd": np.sqrt(variance), "r_hat": hats}
-            columns |= {} if share is None else {"pruned": np.sum(~share, axis=0)}
-            frames.append(SummaryTable(columns, index=labels))
-    table = pd.concat(frames)
-    table.attrs["note"] = "from running moments: effective draws are not known, and R-hat is the classical one"
-    return table
+    labels: list[str] = []
+    rows: list[dict[str, float]] = []
+    for leaf in leaf_moments(result):
+        means, variance = leaf.means.mean(0), leaf.variances.mean(0) + leaf.means.var(0)
+        if by_leaf:
+            labels.append(leaf.name)
+            row = {"parameters": variance.size, "mean": means.mean(), "sd": np.sqrt(variance.mean())}
+            row["r_hat"] = _worst(leaf.r_hat, smallest=False)
+            rows.append(row if leaf.mask is None else row | {"pruned": _mean_pruned(leaf.mask)})
+            continue
+        labels += coordinate_labels(leaf.name, leaf.shape, np.arange(variance.size))
+        columns = {"mean": means, "sd": np.sqrt(variance), "r_hat": leaf.r_hat}
+        columns |= {} if leaf.mask is None else {"pruned": np.sum(~leaf.mask, axis=0)}
+        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return _table(labels, rows, "from running moments: ESS is unknown, and R-hat is without ranks and splitting")

@@ -1,8 +1,7 @@
 """Chains that diverge: noticed in the step where it happens, reported with the cause and a hint."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,27 +60,6 @@ def watch(health: Health, info: Info, k: Scalar) -> Health:
         potential=u.astype(health.potential.dtype),
         limit=health.limit,
     )
-
-
-@dataclass(frozen=True)
-class ChainStatus:
-    """How a chain ended: `finished`, `diverged` or `interrupted`, after how many steps, and why."""
-
-    outcome: Literal["finished", "diverged", "interrupted"]
-    steps: int
-    cause: str = ""
-    hint: str = ""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the chain's draws can be used."""
-        return self.outcome != "diverged"
-
-    def __str__(self) -> str:
-        """A line for a person."""
-        if self.outcome != "diverged":
-            return f"{self.outcome} after {self.steps:,} steps"
-        return f"diverged in step {self.steps:,}: {self.cause}; {self.hint}"
 
 
 class DivergenceError(RuntimeError):

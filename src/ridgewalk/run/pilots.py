@@ -14,11 +14,11 @@ from ridgewalk.gradients import SVRG, GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler
 from ridgewalk.precondition.base import Preconditioner, Settling, Unchanging
 from ridgewalk.precondition.dense import Dense
+from ridgewalk.result import Result
 from ridgewalk.run.health import DivergenceError
 from ridgewalk.run.local_fit import fit
 from ridgewalk.run.local_law import LocalModel, excess_potential
 from ridgewalk.run.local_look import Places
-from ridgewalk.run.result import Result
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.sample import sample
 

@@ -10,25 +10,7 @@ import jax.numpy as jnp
 from ridgewalk._control_flow import when
 from ridgewalk._types import PyTree, Scalar, Unravel
 from ridgewalk.kernel import Info
-
-
-class Moments(NamedTuple):
-    """Running mean and variance of the positions, each draw weighted by its step size; leading axis: chain."""
-
-    weight: Scalar
-    mean: PyTree
-    squares: PyTree
-    """Σ ε (θ − mean)², so that variance = squares / weight."""
-
-    def add(self, position: PyTree, weight: Scalar) -> "Moments":
-        """With one more draw (West 1979)."""
-        total = self.weight + weight
-        before = jax.tree.map(jnp.subtract, position, self.mean)
-        mean = jax.tree.map(lambda m, b: m + (weight / total).astype(b.dtype) * b, self.mean, before)
-        squares = jax.tree.map(
-            lambda s, b, x, m: s + weight.astype(b.dtype) * b * (x - m), self.squares, before, position, mean
-        )
-        return Moments(total, mean, squares)
+from ridgewalk.result import Moments
 
 
 class Draws(NamedTuple):

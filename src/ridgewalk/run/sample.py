@@ -15,16 +15,15 @@ from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches, on_host, streamed
 from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
+from ridgewalk.result import ChainStatus, Result
 from ridgewalk.run import checks
 from ridgewalk.run.archive import Archive
 from ridgewalk.run.finite import suspects
 from ridgewalk.run.groups import ChainMethod, Group, Stream, split_chains
-from ridgewalk.run.health import ChainStatus
 from ridgewalk.run.loop import Chunk, block_length
 from ridgewalk.run.pace import LONGEST_CHUNK
 from ridgewalk.run.plan import Every, Plan, parse_every
 from ridgewalk.run.recording import Recording, join_moments
-from ridgewalk.run.result import Result
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.session import Session
 from ridgewalk.run.stores import ZarrStore

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import PyTree
+from ridgewalk.result import ChainStatus
 from ridgewalk.run.archive import Archive
 from ridgewalk.run.finite import FIX
 from ridgewalk.run.groups import Group
-from ridgewalk.run.health import CAUSES, ENDED_OUTSIDE, EXPLODED, ChainStatus, DivergenceError, hint, stability_limit
+from ridgewalk.run.health import CAUSES, ENDED_OUTSIDE, EXPLODED, DivergenceError, hint, stability_limit
 from ridgewalk.run.loop import Span
 from ridgewalk.run.pace import LONGEST_CHUNK, Pace
 from ridgewalk.run.plan import Plan

@@ -9,8 +9,8 @@ import numpy as np
 from ridgewalk.diagnostics.mixing import ess
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler, preconditioner_matrix
+from ridgewalk.result import Result
 from ridgewalk.run.health import DivergenceError
-from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.target import Target
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.kernel import Sampler
-from ridgewalk.run.result import Result
+from ridgewalk.result import Result
 from ridgewalk.studies.chains import mean_and_error, operator_matrix, run_chains
 from ridgewalk.studies.problems import Problem
 from ridgewalk.studies.study import Values

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.run.result import Result
+from ridgewalk.result import Result
 from ridgewalk.studies.chains import run_chains
 from ridgewalk.studies.record import save_figure
 from ridgewalk.studies.regression_data import PREDICTORS, data_set, errors, posterior, true_weights

@@ -14,10 +14,10 @@ from ridgewalk._io import sole_writer, write_atomically
 from ridgewalk._types import PyTree
 from ridgewalk.diagnostics.mixing import ess, r_hat
 from ridgewalk.kernel import Sampler
+from ridgewalk.result import Result
 from ridgewalk.run.fingerprint import describe
 from ridgewalk.run.plan import Every
 from ridgewalk.run.progress import progress_bar
-from ridgewalk.run.result import Result
 from ridgewalk.run.sample import sample
 from ridgewalk.run.stopping import stop_request
 from ridgewalk.surrogates.defaults import DEFAULT_PRIOR

@@ -1,53 +1,17 @@
-"""Temperatures, gradient noise and the preconditioner's numbers against formulas."""
+"""Preconditioned curvature, gradient noise and the preconditioner's statistics against formulas."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.diagnosed import GAUSSIAN, REGRESSION, STEEPEST, centred, healthy, run
+from tests.diagnostics.runs import GAUSSIAN, REGRESSION, STEEPEST, centred, healthy, run
 
 import ridgewalk as rw
-from ridgewalk.diagnostics import operators
-from ridgewalk.diagnostics.gradients_at import map_gradients
-from ridgewalk.diagnostics.operators import stiffness
+from ridgewalk.diagnostics import curvature
+from ridgewalk.diagnostics.curvature import preconditioned_curvature
 
 
-def test_configurational_temperature_is_what_the_linear_theory_says():
-    """Along an eigenvalue λ of the Hessian the variance is T / (λ (1 − ελ/2)), so its temperature is 1 / (1 − ελ/2)."""
-    epsilon = 0.8 / GAUSSIAN.steepest
-    result = run(rw.sgld(), GAUSSIAN.target, 2, step_size=epsilon, thin=10, steps=40_000)
-    curvatures = np.linalg.eigvalsh(np.linalg.inv(GAUSSIAN.covariance))
-    exact = np.mean(1 / (1 - epsilon * curvatures / 2))
-    seen = rw.configurational_temperature(result, max_draws=10**6)
-    assert abs(seen.value - exact) < 4 * seen.error
-    assert seen.error < 0.05 * exact
-    assert str(seen) == f"{seen.value:.3g} ± {seen.error:.2g}"
-    assert abs(exact - 1) > 4 * seen.error, "the test can tell the two apart"
-
-
-def test_fresh_examples_leave_the_temperature_unbiased():
-    result = healthy("sgld, minibatch")
-    whole = rw.configurational_temperature(result, max_draws=4000)
-    part = rw.configurational_temperature(result, max_draws=4000, examples=50)
-    assert abs(part.value - whole.value) < 4 * np.hypot(part.error, whole.error)
-
-
-def test_gradients_are_those_of_the_whole_potential():
-    result = healthy("sgld, minibatch")
-    some = result.positions[:2, :3]
-    got = map_gradients(result, some, lambda _, gradient: gradient)
-    precision = np.linalg.inv(REGRESSION.covariance)
-    np.testing.assert_allclose(got, (np.asarray(some) - REGRESSION.mean) @ precision, rtol=1e-8)
-
-
-def test_kinetic_temperature():
-    seen = rw.kinetic_temperature(healthy("sghmc"))
-    assert abs(seen.value - 1) < 4 * seen.error + 0.03
-    with pytest.raises(ValueError, match="Langevin dynamics have no momentum"):
-        rw.kinetic_temperature(healthy("hasgld_sa"))
-
-
-def test_gradient_noise_share_equals_its_formula():
+def test_gradient_noise_fraction_equals_its_formula():
     """V = N²/n Var_i(∇ log p(d_i | θ)) for batches drawn with replacement; here G = I, at the final states."""
     result = healthy("sgld, minibatch")
     x, y = (np.asarray(REGRESSION.target.data[name]) for name in ("x", "y"))
@@ -56,46 +20,46 @@ def test_gradient_noise_share_equals_its_formula():
         each = x * (x @ np.asarray(state.position) - y)[:, None]
         spreads.append(len(x) ** 2 / 40 * each.var(0).sum() / 3)
     exact = 0.05 / STEEPEST * np.mean(spreads) / 2
-    assert rw.gradient_noise_share(result, batches=500) == pytest.approx(exact, rel=0.1)
-    assert rw.gradient_noise_share(healthy("sgld, control variates")) < 0.1 * exact
-    assert rw.gradient_noise_share(healthy("sghmc")) == 0.0
+    assert rw.gradient_noise_fraction(result, batches=500) == pytest.approx(exact, rel=0.1)
+    assert rw.gradient_noise_fraction(healthy("sgld, control variates")) < 0.1 * exact
+    assert rw.gradient_noise_fraction(healthy("sghmc")) == 0.0
 
 
 @pytest.mark.slow
-def test_share_counts_against_the_friction():
+def test_noise_is_relative_to_the_friction():
     short = {"steps": 20, "burn_in": 0, "thin": 1, "batch_size": 40, "chains": 1, "step_size": 1e-6}
     start = jnp.asarray(REGRESSION.mean)
-    plain = rw.gradient_noise_share(run(rw.sgld(), start=start, **short))
-    heavy = rw.gradient_noise_share(run(rw.sghmc(friction=0.1), start=start, **short))
+    plain = rw.gradient_noise_fraction(run(rw.sgld(), start=start, **short))
+    heavy = rw.gradient_noise_fraction(run(rw.sghmc(friction=0.1), start=start, **short))
     assert heavy == pytest.approx(10 * plain, rel=0.2)
 
 
-def test_noise_that_sghmc_was_told_of_is_no_excess():
+def test_the_gradient_noise_given_to_sghmc_is_subtracted():
     """It injects αT − β̂ and the gradients εV/2: together αT, as wanted, where β̂ is right."""
     short = {"steps": 20, "burn_in": 0, "thin": 1, "batch_size": 40, "chains": 1, "start": jnp.asarray(REGRESSION.mean)}
     untold = run(rw.sghmc(friction=0.1), step_size=1e-3, **short)
-    share = rw.gradient_noise_share(untold)
+    share = rw.gradient_noise_fraction(untold)
     half, told = run(rw.sghmc(friction=0.1), step_size=5e-4 / share, **short), 0.1 * 0.5
-    assert rw.gradient_noise_share(half) == pytest.approx(0.5, abs=0.1)
+    assert rw.gradient_noise_fraction(half) == pytest.approx(0.5, abs=0.1)
     knowing = run(rw.sghmc(friction=0.1, gradient_noise=told), step_size=5e-4 / share, **short)
-    assert rw.gradient_noise_share(knowing) == pytest.approx(0.0, abs=0.1)
+    assert rw.gradient_noise_fraction(knowing) == pytest.approx(0.0, abs=0.1)
 
 
-def test_stiffness_and_effective_rank(monkeypatch):
+def test_preconditioned_curvature_and_effective_rank(monkeypatch):
     result = run(
         rw.Sampler(rw.Langevin(), rw.fixed(np.array([4.0, 1.0]))), GAUSSIAN.target, 2,
         step_size=1e-3, steps=20, burn_in=0, thin=1,
     )  # fmt: skip
     eigenvalues = np.linalg.eigvals(np.diag([4.0, 1.0]) @ np.linalg.inv(GAUSSIAN.covariance))
-    seen = stiffness(result)
+    seen = preconditioned_curvature(result)
     assert seen.largest == pytest.approx(eigenvalues.max(), rel=1e-3)
-    probes = np.asarray(jax.random.rademacher(jax.random.key(0), (operators.PROBES // 4, 2), float))
+    probes = np.asarray(jax.random.rademacher(jax.random.key(0), (curvature.PROBES // 4, 2), float))
     whitened = np.diag([2.0, 1.0]) @ np.linalg.inv(GAUSSIAN.covariance) @ np.diag([2.0, 1.0])
     assert seen.mean == pytest.approx(np.einsum("pi,ij,pj->p", probes, whitened, probes).mean() / 2, rel=1e-6)
     chance = 2 * abs(whitened[0, 1]) / 2 / np.sqrt(len(probes))
     assert abs(seen.mean - eigenvalues.mean()) < 3 * chance
     np.testing.assert_allclose(rw.effective_rank(result), 25 / 17, rtol=1e-10)
-    monkeypatch.setattr(operators, "SMALL", 1)
+    monkeypatch.setattr(curvature, "MAX_DENSE", 1)
     np.testing.assert_allclose(rw.effective_rank(result), 25 / 17, rtol=1e-10)
 
 
@@ -103,13 +67,13 @@ def test_pairs_are_counted_where_one_was_due():
     options = {"steps": 60, "burn_in": 0, "thin": 2, "step_size": 0.1, "chains": 2}
     result = run(rw.Sampler(rw.Langevin(), rw.LBFGS(1, damping=0.9, curvature_every=3)), GAUSSIAN.target, 2, **options)
     np.testing.assert_array_equal(result.draw_steps, np.arange(2, 61, 2))
-    shares = rw.pair_shares(result)
-    assert shares.pairs == 2 * 10
+    stats = rw.curvature_pair_stats(result)
+    assert stats.pairs == 2 * 10
     seen = np.asarray(result.info.damping)[:, 2::3]
-    assert (shares.rejected, shares.damped) == (0.0, (seen < 1).mean())
-    assert shares.damped > 0
-    assert shares.mean_damping == pytest.approx(seen.mean())
-    assert rw.pair_shares(healthy("sghmc")).pairs == 0
+    assert (stats.rejected, stats.damped) == (0.0, (seen < 1).mean())
+    assert stats.damped > 0
+    assert stats.mean_damping == pytest.approx(seen.mean())
+    assert rw.curvature_pair_stats(healthy("sghmc")).pairs == 0
 
 
 @pytest.mark.slow
@@ -129,7 +93,7 @@ def test_batches_and_arrays_on_the_host(tmp_path):
     streamed = run(rw.sgld(), stream, **options)
     for result in (disk, streamed):
         numbers = result.check().numbers
-        assert numbers["gradient noise share"] == pytest.approx(0.17, rel=0.4)
+        assert numbers["gradient noise fraction"] == pytest.approx(0.17, rel=0.4)
         assert "configurational temperature" in numbers
     assert rw.log_likelihood(disk).shape == (2, 20, 400)
     with pytest.raises(ValueError, match="every example once"):
@@ -139,8 +103,8 @@ def test_batches_and_arrays_on_the_host(tmp_path):
 
 
 @pytest.mark.slow
-def test_control_variates_share_is_measured_with_the_correction():
+def test_control_variates_are_part_of_the_gradient_noise():
     options = {"steps": 20, "burn_in": 0, "thin": 1, "batch_size": 40, "chains": 1, "step_size": 1e-6}
     at_centre = run(rw.sgld(), centred(), start=jnp.asarray(REGRESSION.mean), **options)
-    assert rw.gradient_noise_share(at_centre) < 1e-4
+    assert rw.gradient_noise_fraction(at_centre) < 1e-4
     assert jax.tree.leaves(at_centre.final_states[0].estimator) == []

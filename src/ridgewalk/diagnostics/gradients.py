@@ -1,4 +1,4 @@
-"""Gradients of the potential at draws: over all data, or over fresh examples that the chain has not moved by."""
+"""Gradients of the potential at draws: over all data, or over batches that are independent of the chain."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,32 +11,30 @@ import numpy as np
 
 from ridgewalk._types import PyTree, Vector
 from ridgewalk.data import Batches, on_host, read_rows, streamed
-from ridgewalk.diagnostics.draws import Draws
-from ridgewalk.diagnostics.select import living_states
 from ridgewalk.gradients import full_gradient_from_host
 from ridgewalk.ravel import layout_of
+from ridgewalk.result import Result
 from ridgewalk.target import Density, Posterior, Target
 
-NUMBERS_AT_ONCE = 2**24
+MAX_BLOCK_NUMBERS = 2**24
 """About how many numbers of gradients, or of examples, are on the device at a time."""
 
 
-def seen_target(target: Target) -> Target:
-    """The target as compiled code can take it: data on the host are replaced by a look at them."""
+def compiled_target(target: Target) -> Target:
+    """The target with data that compiled code can take: data on the host are replaced by a subsample."""
     if isinstance(target, Posterior) and on_host(target.data):
         return replace(target, data=streamed(target.data))
     return target
 
 
-def chain_targets(draws: Draws) -> list[Target]:
-    """One target for all chains; with an adaptive prior one for each that did not diverge, with what it learnt."""
-    target = draws.estimator.target
-    states = living_states(draws)
+def targets_by_chain(result: Result) -> list[Target]:
+    """One target for all chains; with an adaptive prior one for each that did not diverge, with its final state."""
+    target, states = result.estimator.target, result.alive_states
     return [target] if states[0].prior is None else [target.frozen(state.prior) for state in states]
 
 
-class FreshBatches:
-    """Batches of examples drawn at random with replacement; of `Batches`, as they come."""
+class IndependentBatches:
+    """Batches of examples drawn at random with replacement; those of a `Batches` in its own order."""
 
     def __init__(self, target: Posterior, examples: int, seed: int) -> None:
         self.data, self.size, self.examples = target.data, target.size, examples
@@ -45,7 +43,7 @@ class FreshBatches:
 
     @property
     def numbers(self) -> int:
-        """About how many numbers one batch holds."""
+        """Numbers that one batch holds."""
         if isinstance(self.data, Batches):
             return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.data.first()))
         return sum(self.examples * int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(self.data))
@@ -60,27 +58,27 @@ class FreshBatches:
 
 
 @jax.jit
-def _whole(target: Target, positions: PyTree) -> PyTree:
+def _full_gradients(target: Target, positions: PyTree) -> PyTree:
     gradient = target.full_gradient if isinstance(target, Posterior) else jax.grad(target.potential)
     return jax.lax.map(gradient, positions)
 
 
 @jax.jit
-def _on_batches(target: Target, positions: PyTree, batches: PyTree) -> PyTree:
+def _batch_gradients(target: Target, positions: PyTree, batches: PyTree) -> PyTree:
     return jax.lax.map(lambda pair: jax.grad(target.potential)(*pair), (positions, batches))
 
 
-def _gradients(target: Target, positions: PyTree, batches: FreshBatches | None, count: int) -> PyTree:
+def _gradients(target: Target, positions: PyTree, batches: IndependentBatches | None, count: int) -> PyTree:
     if batches is not None:
-        return _on_batches(seen_target(target), positions, batches.take(count))
+        return _batch_gradients(compiled_target(target), positions, batches.take(count))
     if isinstance(target, Density) or not on_host(target.data):
-        return _whole(target, positions)
+        return _full_gradients(target, positions)
     each = [full_gradient_from_host(target, jax.tree.map(lambda x, i=i: x[i], positions)) for i in range(count)]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
 
 def map_gradients(
-    draws: Draws,
+    result: Result,
     positions: PyTree,
     function: Callable[[Vector, Vector], Any],
     examples: int | None = None,
@@ -88,9 +86,10 @@ def map_gradients(
 ) -> np.ndarray:
     """`function(θ, ∇U(θ))` of flat vectors, for positions (chain, draw, …); the values have axes (chain, draw, …).
 
-    `examples` None takes all data; a number takes so many fresh examples for each draw, whose gradient is unbiased.
+    `examples` None uses all data; a number draws an independent batch of that size for each draw, whose gradient is
+    unbiased.
     """
-    targets = chain_targets(draws)
+    targets = targets_by_chain(result)
     if len(targets) > 1:
         chains = [jax.tree.map(lambda x, c=chain: x[c : c + 1], positions) for chain in range(len(targets))]
         parts = zip(targets, chains, range(seed, seed + len(targets)), strict=True)
@@ -107,16 +106,16 @@ def _map_one_target(
 ) -> np.ndarray:
     if isinstance(target, Posterior) and isinstance(target.data, Batches) and examples is None:
         raise ValueError(
-            "examples: gradients over all data need every example once, which Batches does not promise; give a number"
+            "examples: gradients over all data need every example once, which Batches does not guarantee; pass a number"
         )
     batches = None
     if examples is not None and isinstance(target, Posterior):
-        batches = FreshBatches(target, examples, seed)
+        batches = IndependentBatches(target, examples, seed)
     first = jax.tree.leaves(positions)[0]
     chains, length = first.shape[:2]
     form = layout_of(jax.tree.map(lambda x: x[0, 0], positions))
     flat = jax.tree.map(lambda x: jnp.reshape(x, (chains * length, *x.shape[2:])), positions)
-    block = max(1, NUMBERS_AT_ONCE // max(form.size, batches.numbers if batches else 1))
+    block = max(1, MAX_BLOCK_NUMBERS // max(form.size, batches.numbers if batches else 1))
     apply = jax.jit(jax.vmap(lambda p, g: function(form.ravel(p), form.ravel(g))))
     values = []
     for start in range(0, chains * length, block):

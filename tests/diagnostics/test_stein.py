@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.diagnosed import REGRESSION, healthy
+from tests.diagnostics.runs import REGRESSION, healthy
 
 import ridgewalk as rw
 

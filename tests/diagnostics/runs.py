@@ -1,4 +1,4 @@
-"""Runs that several tests of the diagnostics look at, each made once."""
+"""Runs shared by the tests of the diagnostics."""
 
 from functools import cache
 
@@ -42,3 +42,13 @@ def healthy(name, seed=0):
     }
     sampler, options = recipes[name]
     return run(sampler, seed=seed, **options)
+
+
+def bowl(p):
+    return -0.5 * jnp.sum(p["w"] ** 2) - 0.5 * p["b"] ** 2
+
+
+def tree_run(**options):
+    start = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(())}
+    settings = {"step_size": 0.2, "steps": 800, "burn_in": 100, "thin": 2, "chains": 2} | options
+    return run(rw.sgld(), rw.Density(bowl), start=start, **settings)

@@ -1,0 +1,215 @@
+"""The preconditioned curvature G H, the gradient noise relative to it, and the state of the preconditioner."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk._types import PyTree, Scalar, Vector
+from ridgewalk.data import Batches
+from ridgewalk.diagnostics.draw_access import alive_info, weighted_step_size
+from ridgewalk.diagnostics.gradients import IndependentBatches, compiled_target
+from ridgewalk.dynamics.base import Dynamics
+from ridgewalk.dynamics.hamiltonian import Hamiltonian
+from ridgewalk.dynamics.thermostat import Thermostat
+from ridgewalk.gradients import GradientEstimator, with_prior
+from ridgewalk.kernel import State, preconditioner_matrix
+from ridgewalk.precondition.base import Preconditioner, Settling
+from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.pruning import apply_mask, degrees_of_freedom
+from ridgewalk.ravel import layout_of
+from ridgewalk.result import Result
+from ridgewalk.target import Density, Target
+
+MAX_DENSE = 512
+"""Up to this many parameters G is formed as a matrix; above, its traces are estimated from random probes."""
+
+PROBES = 64
+MAX_CHAINS = 4
+"""Chains at whose final states curvature and noise are measured."""
+
+BATCHES = 64
+
+
+class CurvaturePairStats(NamedTuple):
+    """Curvature pairs seen at the draws: their number, the damped and rejected fractions, and the mean damping θ_d."""
+
+    pairs: int
+    damped: float
+    rejected: float
+    mean_damping: float
+
+
+class PreconditionedCurvature(NamedTuple):
+    """Eigenvalues of G H at the chains' final states: largest and mean, as medians over chains."""
+
+    largest: float
+    mean: float
+
+
+def resolved_preconditioner(result: Result) -> Preconditioner:
+    """The preconditioner that the sampler used for these parameters."""
+    form = layout_of(result.final_states[0].position)
+    return result.sampler.preconditioner.specialise(form.size, form.unravel)
+
+
+def curvature_pair_stats(result: Result) -> CurvaturePairStats:
+    """Fractions of damped (θ_d < 1) and rejected pairs among the draws whose step had a curvature pair."""
+    rule = resolved_preconditioner(result).learner
+    due = result.draw_steps % rule.interval == 0 if isinstance(rule, Settling) else np.zeros(result.draws, bool)
+    damping, rejected = alive_info(result, "damping")[:, due], alive_info(result, "rejected")[:, due]
+    if damping.size == 0:
+        return CurvaturePairStats(0, 0.0, 0.0, 1.0)
+    used = damping[rejected == 0]
+    mean = float(used.mean()) if used.size else float("nan")
+    return CurvaturePairStats(damping.size, float((used < 1).sum() / damping.size), float(rejected.mean()), mean)
+
+
+@jax.jit
+def _traces(state: State) -> tuple[Scalar, Scalar]:
+    """tr G and tr G², by Hutchinson's ±1 probes."""
+    form = layout_of(state.position)
+    probes = jax.random.rademacher(jax.random.key(0), (PROBES, form.size), form.dtype)
+
+    def one(probe: Vector) -> tuple[Scalar, Scalar]:
+        image = apply_mask(state.preconditioner.multiply(apply_mask(probe, state.mask)), state.mask)
+        return jnp.vdot(probe, image), jnp.vdot(image, image)
+
+    first, second = jax.lax.map(one, probes)
+    return jnp.mean(first), jnp.mean(second)
+
+
+def effective_rank(result: Result) -> np.ndarray:
+    """(tr G)² / tr(G²) of every chain's final G: d for a multiple of the identity, 1 for a rank-one matrix.
+
+    From G itself up to 512 parameters, above from 64 random probes; NaN for a chain that diverged.
+    """
+    ranks = []
+    for state, alive in zip(result.final_states, result.alive, strict=True):
+        if not alive:
+            ranks.append(np.nan)
+        elif result.dimension <= MAX_DENSE:
+            matrix = np.asarray(preconditioner_matrix(state), float)
+            ranks.append(np.trace(matrix) ** 2 / (matrix**2).sum())
+        else:
+            first, second = map(float, _traces(state))
+            ranks.append(first**2 / second)
+    return np.array(ranks)
+
+
+@jax.jit
+def _eigenvalues(target: Target, state: State) -> tuple[Scalar, Scalar]:
+    """Largest and mean eigenvalue of Sᵀ H S, which has the eigenvalues of G H."""
+    form = layout_of(state.position)
+    flat, operator, sketch = form.ravel(state.position), state.preconditioner, target.sketch()
+    target = target if state.prior is None else target.frozen(state.prior)
+
+    def whitened_gradient(x: Vector) -> Vector:
+        position = form.unravel(flat + operator.factor(apply_mask(x, state.mask)))
+        gradient = apply_mask(form.ravel(jax.grad(target.potential)(position, sketch)), state.mask)
+        return apply_mask(operator.factor_transpose(gradient), state.mask)
+
+    origin = jnp.zeros_like(flat)
+    probes = jax.random.rademacher(jax.random.key(0), (PROBES // 4, form.size), form.dtype)
+    traces = jax.lax.map(lambda probe: jnp.vdot(probe, jax.jvp(whitened_gradient, (origin,), (probe,))[1]), probes)
+    return largest_curvature(whitened_gradient, origin), jnp.mean(traces) / degrees_of_freedom(state.mask, form.size)
+
+
+def preconditioned_curvature(result: Result) -> PreconditionedCurvature:
+    """Eigenvalues of G H at the final states, on at most 1,024 examples: all 1 for G = H⁻¹."""
+    target = compiled_target(result.estimator.target)
+    pairs = np.array([[float(x) for x in _eigenvalues(target, state)] for state in result.alive_states[:MAX_CHAINS]])
+    return PreconditionedCurvature(*(float(x) for x in np.median(pairs, axis=0)))
+
+
+def stability_limit(result: Result) -> float:
+    """The largest ε λ_max(G H) at which the dynamics are stable: 2, or with friction α, 2 (2 − α).
+
+    On a Gaussian the variance along a direction with eigenvalue λ is too large by the factor 1 / (1 − ε λ / limit).
+    """
+    dynamics = result.sampler.dynamics
+    if isinstance(dynamics, Hamiltonian):
+        return 2 * (2 - dynamics.friction)
+    if isinstance(dynamics, Thermostat):
+        friction = np.mean([float(state.dynamics.friction) for state in result.alive_states])
+        return 2 * (2 - float(np.clip(friction, 0, 1)))
+    return 2.0
+
+
+def stability_fraction(result: Result, curvature: PreconditionedCurvature) -> float:
+    """ε λ_max(G H) relative to its stability limit."""
+    return weighted_step_size(result) * curvature.largest / stability_limit(result)
+
+
+def is_finite(state: State) -> bool:
+    """Whether every number of a chain's G is finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(state.preconditioner) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves)
+
+
+def is_isotropic(state: State) -> bool:
+    """Whether G is still its initial value, a multiple of the identity, on the coordinates that are not pruned."""
+    form = layout_of(state.position)
+    probe = apply_mask(jax.random.normal(jax.random.key(3), (form.size,), form.dtype), state.mask)
+    image = apply_mask(state.preconditioner.multiply(probe), state.mask)
+    scale = jnp.vdot(probe, image) / jnp.vdot(probe, probe)
+    distance = jnp.linalg.norm(image - scale * probe) / jnp.linalg.norm(image)
+    return bool(distance < 100 * jnp.finfo(form.dtype).eps)
+
+
+@jax.jit
+def _noise_variance(estimator: GradientEstimator, state: State, batches: PyTree) -> Scalar:
+    """tr(G V) / d at a state, V the covariance of the gradient estimate over batches."""
+    form = layout_of(state.position)
+    estimator = with_prior(estimator, state.prior)
+
+    def whitened(batch: PyTree) -> jax.Array:
+        gradient = jax.grad(estimator.target.potential)(state.position, batch)
+        correction = estimator.correction(state.estimator, batch)
+        if correction is not None:
+            gradient = jax.tree.map(jnp.add, gradient, correction)
+        return apply_mask(
+            state.preconditioner.factor_transpose(apply_mask(form.ravel(gradient), state.mask)), state.mask
+        )
+
+    def add(carry: tuple[jax.Array, Scalar, Scalar], batch: PyTree) -> tuple[Any, None]:
+        mean, squares, count = carry  # Welford's algorithm
+        vector, count = whitened(batch), count + 1
+        change = vector - mean
+        mean = mean + change / count
+        return (mean, squares + jnp.vdot(change, vector - mean), count), None
+
+    nothing = jnp.zeros((), form.dtype)
+    (_, squares, count), _ = jax.lax.scan(add, (jnp.zeros(form.size, form.dtype), nothing, nothing), batches)
+    return squares / (count - 1) / degrees_of_freedom(state.mask, form.size)
+
+
+def _injected_noise(dynamics: Dynamics) -> tuple[float, float]:
+    """Noise of a step in units of 2 ε G: T, or α T with friction α; and the part that SGHMC expects from gradients."""
+    if isinstance(dynamics, Hamiltonian):
+        return dynamics.friction * dynamics.temperature, dynamics.gradient_noise
+    share = dynamics.diffusion if isinstance(dynamics, Thermostat) else 1.0
+    return share * dynamics.temperature, 0.0
+
+
+def gradient_noise_fraction(result: Result, *, batches: int = BATCHES, seed: int = 0) -> float:
+    """Variance of the minibatch noise relative to the injected noise: ε tr(G V) / (2 T d), with friction α over α.
+
+    V is the covariance of the gradient estimate over batches, at the chains' final states with the final G. The
+    `gradient_noise` that SGHMC was given is subtracted, so the result can be negative. Without a thermostat the
+    variances of the draws are too large by about this fraction.
+    """
+    target, dynamics = result.estimator.target, result.sampler.dynamics
+    if isinstance(target, Density) or (result.batch_size is None and not isinstance(target.data, Batches)):
+        return 0.0
+    if not dynamics.temperature > 0:
+        return float("inf")
+    estimator: Any = result.estimator
+    estimator = jax.tree.map(jnp.asarray, replace(estimator, target=compiled_target(target)))
+    source = IndependentBatches(target, result.batch_size or 0, seed)
+    states = result.alive_states[:MAX_CHAINS]
+    variance = np.mean([float(_noise_variance(estimator, state, source.take(batches))) for state in states])
+    injected, expected = _injected_noise(dynamics)
+    return float((weighted_step_size(result) * variance / 2 - expected) / injected)

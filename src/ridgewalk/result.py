@@ -1,0 +1,265 @@
+"""The result of a run, and posterior expectations from it.
+
+Expectations weight every draw by its step size: E[φ] ≈ Σ_k ε_k φ(θ_k) / Σ_k ε_k.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ridgewalk._types import PyTree, Scalar
+from ridgewalk.gradients import GradientEstimator
+from ridgewalk.kernel import Info, Sampler, State
+from ridgewalk.priors.base import AdaptivePrior
+from ridgewalk.target import Posterior
+
+if TYPE_CHECKING:
+    from ridgewalk.diagnostics.check import CheckReport
+    from ridgewalk.diagnostics.summary import SummaryTable
+
+
+@dataclass(frozen=True)
+class ChainStatus:
+    """Outcome of one chain: `finished`, `diverged` or `interrupted`, the number of steps, and the cause."""
+
+    outcome: Literal["finished", "diverged", "interrupted"]
+    steps: int
+    cause: str = ""
+    hint: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the chain's draws can be used."""
+        return self.outcome != "diverged"
+
+    def __str__(self) -> str:
+        """One line."""
+        if self.outcome != "diverged":
+            return f"{self.outcome} after {self.steps:,} steps"
+        return f"diverged in step {self.steps:,}: {self.cause}; {self.hint}"
+
+
+class Moments(NamedTuple):
+    """Running mean and variance of the positions, each draw weighted by its step size; leading axis: chain."""
+
+    weight: Scalar
+    mean: PyTree
+    squares: PyTree
+    """Σ ε (θ − mean)², so that variance = squares / weight."""
+
+    def add(self, position: PyTree, weight: Scalar) -> "Moments":
+        """The moments after one more draw (West 1979)."""
+        total = self.weight + weight
+        before = jax.tree.map(jnp.subtract, position, self.mean)
+        mean = jax.tree.map(lambda m, b: m + (weight / total).astype(b.dtype) * b, self.mean, before)
+        squares = jax.tree.map(
+            lambda s, b, x, m: s + weight.astype(b.dtype) * b * (x - m), self.squares, before, position, mean
+        )
+        return Moments(total, mean, squares)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Draws and final states of all chains.
+
+    `positions`, `collected` and `info` are host arrays with leading axes (chain, draw); `step_sizes` (draw,) holds ε of
+    each draw. `positions` is None if only moments or collected values were kept, and a pytree of arrays on disk if the
+    draws were streamed to a store. A chain that diverged keeps its index and holds NaN from then on; expectations and
+    summaries leave it out.
+    """
+
+    positions: PyTree
+    final_states: tuple[State, ...]
+    info: Info
+    step_sizes: np.ndarray
+    sampler: Sampler
+    estimator: GradientEstimator
+    batch_size: int | None
+    status: tuple[ChainStatus, ...]
+    steps: int
+    """Steps made; fewer than requested if the run was interrupted."""
+    collected: Any = None
+    moments: Moments | None = None
+    store: Path | None = None
+    burn_in: int = 0
+    thin: int = 1
+
+    @property
+    def chains(self) -> int:
+        """Number of chains."""
+        return len(self.final_states)
+
+    @property
+    def draws(self) -> int:
+        """Number of draws kept of each chain."""
+        return int(self.step_sizes.shape[0])
+
+    @property
+    def draw_steps(self) -> np.ndarray:
+        """The step, counted from 1, after which each draw was kept."""
+        return self.burn_in + self.thin * np.arange(1, self.draws + 1)
+
+    @property
+    def draw_weights(self) -> np.ndarray:
+        """ε_k / Σ ε of every draw: equal if the step size is constant."""
+        sizes = np.asarray(self.step_sizes)
+        return sizes / sizes.sum()
+
+    @property
+    def alive(self) -> np.ndarray:
+        """Boolean (chain,): which chains did not diverge."""
+        return np.array([status.alive for status in self.status])
+
+    @property
+    def alive_states(self) -> list[State]:
+        """Final states of the chains that did not diverge."""
+        return [state for state, alive in zip(self.final_states, self.alive, strict=True) if alive]
+
+    @property
+    def dimension(self) -> int:
+        """Number of parameters d."""
+        return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.final_states[0].position))
+
+    @property
+    def inclusion_probabilities(self) -> PyTree:
+        """P(γ = 1) of every parameter at the end of each chain: leading axis chain, then the position's structure.
+
+        Parameters without a spike-and-slab prior have 1.
+        """
+        target = self.estimator.target
+        prior = target.log_prior if isinstance(target, Posterior) else None
+        if not isinstance(prior, AdaptivePrior) or self.final_states[0].prior is None:
+            raise ValueError(
+                "inclusion_probabilities: the prior of this run has none; use log_prior=spike_and_slab(), not frozen"
+            )
+        each = [prior.inclusion_probabilities(state.prior, state.position) for state in self.final_states]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+
+    def load_leaf(self, leaf: Any, every: int = 1) -> np.ndarray:
+        """Every `every`-th draw of one leaf of `positions`, in memory, of the chains that did not diverge."""
+        return np.asarray(leaf[:, : self.draws : every])[self.alive]
+
+    def kept_positions(self) -> PyTree:
+        """Positions (chain, draw, …) of the chains that did not diverge, as JAX arrays."""
+        return jax.tree.map(lambda leaf: jnp.asarray(self.load_leaf(leaf)), self._require_positions())
+
+    def _require_positions(self) -> PyTree:
+        if self.positions is None:
+            raise ValueError("positions: this run kept none; use keep='draws' or store=path")
+        return self.positions
+
+    def summary(self, *, max_parameters: int = 1000) -> "SummaryTable":
+        """Table of means, standard deviations, Monte Carlo errors, ESS and R-hat (see `diagnostics.summary`)."""
+        from ridgewalk.diagnostics.summary import summary  # noqa: PLC0415  (diagnostics import this module)
+
+        return summary(self, max_parameters=max_parameters)
+
+    def check(self) -> "CheckReport":
+        """Findings about the run and what to try; empty for a healthy run."""
+        from ridgewalk.diagnostics.check import check  # noqa: PLC0415
+
+        return check(self)
+
+    def to_arviz(self, *, log_likelihood: bool = False, observed_data: bool = False) -> Any:
+        """An `xarray.DataTree` for ArviZ, optionally with the data and the pointwise log likelihood."""
+        from ridgewalk.diagnostics.arviz import to_arviz  # noqa: PLC0415
+
+        return to_arviz(self, log_likelihood=log_likelihood, observed_data=observed_data)
+
+    def plot_trace(self, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
+        """Marginal densities and traces. `parameters` are names as in the summary, or whole leaves."""
+        from ridgewalk.diagnostics import plots  # noqa: PLC0415
+
+        return plots.plot_trace(self, parameters, max_parameters=max_parameters)
+
+    def plot_autocorrelation(
+        self, parameters: Sequence[str] | None = None, *, max_parameters: int = 8, max_lag: int | None = None
+    ) -> Any:
+        """Autocorrelation of the draws."""
+        from ridgewalk.diagnostics import plots  # noqa: PLC0415
+
+        return plots.plot_autocorrelation(self, parameters, max_parameters=max_parameters, max_lag=max_lag)
+
+    def plot_pairs(self, parameters: Sequence[str] | None = None, *, max_parameters: int = 5) -> Any:
+        """Scatter plots of every pair of parameters."""
+        from ridgewalk.diagnostics import plots  # noqa: PLC0415
+
+        return plots.plot_pairs(self, parameters, max_parameters=max_parameters)
+
+    def plot_posterior(self, parameters: Sequence[str] | None = None, *, max_parameters: int = 8) -> Any:
+        """Marginal densities with mean and 94 % interval."""
+        from ridgewalk.diagnostics import plots  # noqa: PLC0415
+
+        return plots.plot_posterior(self, parameters, max_parameters=max_parameters)
+
+    def plot_steps(self) -> Any:
+        """Potential, gradient norm and temperature against the step number."""
+        from ridgewalk.diagnostics import plots  # noqa: PLC0415
+
+        return plots.plot_steps(self)
+
+    def __repr__(self) -> str:
+        """One line."""
+        diverged = self.chains - int(self.alive.sum())
+        note = f", {diverged} diverged" if diverged else ""
+        return f"Result({self.chains} chains x {self.draws} draws of {self.dimension} parameters{note})"
+
+
+def weighted_mean(weights: np.ndarray, values: Any) -> Any:
+    """Σ_k w_k mean_c values[c, k] of one NumPy or JAX array (chain, draw, …), in its own dtype."""
+    xp: Any = jnp if isinstance(values, jax.Array) else np
+    if not jnp.issubdtype(values.dtype, jnp.inexact):
+        values = values.astype(jnp.result_type(float))  # indicators and counts
+    return xp.mean(xp.tensordot(xp.asarray(weights, values.dtype), values, axes=(0, 1)), axis=0)
+
+
+def _leafwise(result: Result, function: Callable[..., Any], *others: PyTree) -> PyTree:
+    """`function` of every leaf's draws, one leaf in memory at a time."""
+    positions = result._require_positions()
+    return jax.tree.map(lambda leaf, *rest: function(jnp.asarray(result.load_leaf(leaf)), *rest), positions, *others)
+
+
+def posterior_expectation(result: Result, function: Callable[[PyTree], PyTree]) -> PyTree:
+    """E[function(θ)] over all chains and draws."""
+    values = jax.jit(jax.vmap(jax.vmap(function)))(result.kept_positions())
+    return jax.tree.map(lambda leaf: weighted_mean(result.draw_weights, leaf), values)
+
+
+def posterior_mean(result: Result) -> PyTree:
+    """E[θ], in the structure of the position."""
+    if result.moments is not None:
+        return jax.tree.map(lambda means: jnp.mean(means[result.alive], axis=0), result.moments.mean)
+    return _leafwise(result, lambda draws: weighted_mean(result.draw_weights, draws))
+
+
+def posterior_variance(result: Result) -> PyTree:
+    """Var[θ] of every parameter, in the structure of the position."""
+    centre = posterior_mean(result)
+    if result.moments is not None:
+        alive, weight = result.alive, result.moments.weight
+
+        def pooled(means: jax.Array, squares: jax.Array, centre: jax.Array) -> jax.Array:
+            within = squares[alive] / weight.astype(squares.dtype)
+            return jnp.mean(within + (means[alive] - centre[None]) ** 2, axis=0)
+
+        return jax.tree.map(pooled, result.moments.mean, result.moments.squares, centre)
+    return _leafwise(result, lambda x, m: weighted_mean(result.draw_weights, (x - m[None, None]) ** 2), centre)
+
+
+def posterior_std(result: Result) -> PyTree:
+    """The posterior standard deviation of every parameter."""
+    return jax.tree.map(jnp.sqrt, posterior_variance(result))
+
+
+def posterior_covariance(result: Result) -> jax.Array:
+    """Cov[θ] as a (d, d) matrix, rows in the order of `ravel_pytree(position)`; for small d."""
+    flat = jax.vmap(jax.vmap(lambda position: ravel_pytree(position)[0]))(result.kept_positions())
+    weights = jnp.asarray(result.draw_weights, flat.dtype)
+    centred = flat - weighted_mean(result.draw_weights, flat)[None, None]
+    return jnp.einsum("k,cki,ckj->ij", weights, centred, centred) / flat.shape[0]
