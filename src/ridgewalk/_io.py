@@ -152,6 +152,38 @@ def read_json_object(path: Path, limit: int = JSON_LIMIT, *, follow: bool = Fals
     return content
 
 
+def seal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """An object for a JSON file with a SHA-256 of all of it."""
+    return {**content, "sha256": _text_digest(content)}
+
+
+def unseal(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """What was sealed, if nothing of it changed; `path` is for the error."""
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    if content.get("sha256") != _text_digest(rest):
+        raise DamagedFileError(path, f"the checksum of {path.name} does not match, so it was changed or is damaged")
+    return rest
+
+
+def _text_digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path, limit: int | None = None) -> str:
+    """SHA-256 of a regular file, read in pieces."""
+    found = hashlib.sha256()
+    with _opened(path, limit, follow=False) as (file, _):
+        while piece := file.read(2**20):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def check_regular(path: Path) -> int:
+    """The size of a file of the user's; raise where it is not a regular file, or a link to none."""
+    with _opened(path, None, follow=True) as (_, size):
+        return int(size)
+
+
 def _parsed(path: Path, content: bytes | str, otherwise: str) -> Any:
     try:
         return json.loads(content)
@@ -362,6 +394,10 @@ def _rename_unmarked(folder: Path, path: Path) -> None:
 
 def recover_folder(path: Path) -> None:
     """Give a folder its name back if `replace_folder` was killed between its renames, or remove what is left."""
+    if is_own(path):  # killed after the rename
+        with _locked(path) as free:
+            if free:
+                os.unlink(path / MARKER)
     for former in _own_folders(path, "former"):
         with _locked(former) as free:
             if not free:

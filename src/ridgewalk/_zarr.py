@@ -7,10 +7,11 @@ and names the file. Nothing here imports JAX.
 
 import asyncio
 import itertools
+import json
 import math
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ridgewalk._io import DamagedFileError, read_json_object, read_regular, write_atomically
+from ridgewalk._io import (
+    DamagedFileError,
+    file_digest,
+    read_json_object,
+    read_regular,
+    seal,
+    unseal,
+    write_atomically,
+)
 from ridgewalk._optional import requires_extra
 
 with requires_extra("store"):
@@ -409,3 +418,59 @@ def read_array(array: Any, selection: Any = ...) -> np.ndarray:
     except Exception as error:  # codecs raise many kinds, MemoryError among them
         folder = array.store.root / array.path
         raise DamagedFileError(folder, f"its chunks cannot be decoded ({error!r})") from error
+
+
+# Sealed groups: every file is known by its digest
+
+FILES = "files"
+"""The attribute of a sealed group that holds the SHA-256 of its files, by path."""
+
+
+def seal_group(folder: Path, digests: Mapping[str, str]) -> None:
+    """Put the digests of a complete group's files into its metadata, with a digest of the metadata themselves."""
+    metadata = _metadata(folder)
+    metadata["attributes"] = {**_attributes(folder, metadata), FILES: dict(digests)}
+    metadata.pop("sha256", None)
+    seal_of = seal(metadata)["sha256"]
+    metadata["attributes"]["sha256"] = seal_of
+    write_atomically(folder / METADATA, json.dumps(metadata, indent=1).encode())
+
+
+def sealed_files(folder: Path) -> dict[str, str] | None:
+    """The digests of a sealed group's files; None where the group is not sealed.
+
+    Raises
+    ------
+    DamagedFileError
+        Where the metadata changed after the group was sealed.
+    """
+    metadata = _metadata(folder)
+    attributes = dict(_attributes(folder, metadata))
+    if FILES not in attributes:
+        return None
+    found = attributes.pop("sha256", None)
+    unseal(folder / METADATA, {**metadata, "attributes": attributes, "sha256": found})
+    files: dict[str, str] = attributes[FILES]
+    return files
+
+
+def digests_below(folder: Path, place: str) -> dict[str, str]:
+    """SHA-256 of the files below a folder of a group, by path."""
+    return {
+        path.relative_to(folder).as_posix(): file_digest(path)
+        for path in sorted((folder / place).rglob("*"))
+        if not path.is_dir() or path.is_symlink()
+    }
+
+
+def check_files(folder: Path, digests: Mapping[str, str], places: Collection[str]) -> None:
+    """Raise where a file below one of these folders is not as it was when its digest was taken, or is missing."""
+    for name, wanted in digests.items():
+        if not any(name.startswith(f"{place}/") for place in places):
+            continue
+        try:
+            found = file_digest(folder / name)
+        except (FileNotFoundError, NotADirectoryError):
+            raise missing_chunk(folder / name) from None
+        if found != wanted:
+            raise DamagedFileError(folder / name, "its checksum does not match, so it was changed or is damaged")

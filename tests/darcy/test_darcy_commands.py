@@ -152,7 +152,13 @@ def test_darcy_is_a_leaf():
             for name in names:
                 assert not name.startswith("jax"), (file, name)
                 assert not name.startswith("ridgewalk") or name.startswith(
-                    ("ridgewalk.darcy", "ridgewalk._io", "ridgewalk.plain_errors")
+                    (
+                        "ridgewalk.darcy",
+                        "ridgewalk._io",
+                        "ridgewalk._optional",
+                        "ridgewalk._zarr",
+                        "ridgewalk.plain_errors",
+                    )
                 ), (
                     file,
                     name,

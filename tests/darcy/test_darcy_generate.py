@@ -1,5 +1,6 @@
 """Data sets on disk: bit-identical whatever the processes and interruptions, atomic, self-describing."""
 
+import json
 import os
 import shutil
 import signal
@@ -86,13 +87,13 @@ def test_killed_run_goes_on(tmp_path):
     options = ["darcy", "generate", "permeability", "--samples", "1200", "--size", "30", "--processes", "2"]
     killed, whole = tmp_path / "killed.zarr", tmp_path / "whole.zarr"
     run = subprocess.Popen([*command, *options, "--out", str(killed)], stderr=subprocess.DEVNULL)
-    while not list(tmp_path.glob(".killed.zarr.*.partial/finished/*.done")):
+    while not list(tmp_path.glob(".killed.zarr.*.partial/finished/0*.json")):
         assert run.poll() is None, "it ended before it could be killed"
         time.sleep(0.005)
     children = _children(run.pid)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    kept = len(list(tmp_path.glob(".killed.zarr.*.partial/finished/*.done")))
+    kept = len(list(tmp_path.glob(".killed.zarr.*.partial/finished/0*.json")))
     assert 1 <= kept < 24
     assert not killed.exists()
     deadline = time.monotonic() + 20
@@ -226,3 +227,92 @@ def test_bad_files(tmp_path):
     (tmp_path / "text.zarr").write_text("no")
     with pytest.raises(ValueError, match="not a ridgewalk Darcy data set"):
         load(tmp_path / "text.zarr")
+
+
+def flip(path, at=-6):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def interrupted(path):
+    with pytest.raises(Interruption):
+        generate(path, SOURCES, PLAN, progress=interrupt_after(3))
+    (growing,) = unfinished_folders(path)
+    return growing
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "flux/c/1/0",
+        "permeability/c/0/0",
+        "flux/zarr.json",
+        "finished/000000.json",
+        "finished/layout.json",
+        "flux/c/0/0",
+    ],
+)
+def test_a_damaged_file_of_an_interrupted_run_is_named(tmp_path, place):
+    growing = interrupted(tmp_path / "data.zarr")
+    flip(growing / place)
+    with pytest.raises(ValueError, match=f"{growing}/{place}: "):
+        generate(tmp_path / "data.zarr", SOURCES, PLAN)
+
+
+def test_chunks_that_are_gone_old_or_of_another_run_are_named(complete, tmp_path):
+    growing = interrupted(tmp_path / "data.zarr")
+    other = generate(tmp_path / "other.zarr", SOURCES, Plan(samples=23, seed=4, block=5))
+    shutil.copy(other / "flux" / "c" / "1" / "0", growing / "flux" / "c" / "1" / "0")
+    with pytest.raises(ValueError, match="flux/c/1/0: its checksum"):
+        generate(tmp_path / "data.zarr", SOURCES, PLAN)
+    (growing / "flux" / "c" / "1" / "0").unlink()
+    with pytest.raises(ValueError, match="flux/c/1/0: this chunk of the array is missing"):
+        generate(tmp_path / "data.zarr", SOURCES, PLAN)
+    shutil.copy(complete / "flux" / "c" / "1" / "0", growing / "flux" / "c" / "1" / "0")
+    os.replace(growing / "finished" / "000000.json", growing / "finished" / "000001.json")
+    with pytest.raises(ValueError, match=r"finished/000001\.json: it is the record of another block"):
+        generate(tmp_path / "data.zarr", SOURCES, PLAN)
+
+
+@pytest.mark.parametrize("place", ["flux/c/1/0", "flux/zarr.json", "zarr.json", "x/c/0"])
+def test_a_damaged_file_of_a_data_set_is_named(complete, tmp_path, place):
+    path = tmp_path / "data.zarr"
+    shutil.copytree(complete, path)
+    flip(path / place, -20)
+    with pytest.raises(ValueError, match=str(path)) as caught:
+        load(path)
+    assert place in str(caught.value)
+
+
+def test_only_what_is_asked_for_is_checked(complete, tmp_path):
+    path = tmp_path / "data.zarr"
+    shutil.copytree(complete, path)
+    flip(path / "flux" / "c" / "1" / "0")
+    assert load(path, names=("pressure",)).arrays.keys() == {"pressure"}
+
+
+def test_every_chunk_has_a_checksum_even_of_zeros(complete):
+    for metadata in complete.glob("*/zarr.json"):
+        assert json.loads(metadata.read_text())["codecs"][-1]["name"] == "crc32c"
+    assert len(list((complete / "redraws" / "c").iterdir()) if (complete / "redraws").exists() else [0]) > 0
+
+
+def test_data_sets_of_other_versions_say_what_to_do(complete, tmp_path):
+    for number, said in ((1, "generate it again"), (3, "upgrade ridgewalk")):
+        path = tmp_path / f"{number}.zarr"
+        shutil.copytree(complete, path)
+        metadata = json.loads((path / "zarr.json").read_text())
+        metadata["attributes"]["format_version"] = number
+        (path / "zarr.json").write_text(json.dumps(metadata))
+        with pytest.raises(ValueError, match=said):
+            load(path)
+
+
+def test_files_of_others_in_a_data_set_are_not_overwritten(complete, tmp_path):
+    path = tmp_path / "data.zarr"
+    shutil.copytree(complete, path)
+    (path / "notes.txt").write_text("years of work")
+    with pytest.raises(ValueError, match=r"files of others \(notes\.txt\)"):
+        generate(path, SOURCES, PLAN, overwrite=True)
+    assert (path / "notes.txt").exists()

@@ -1,8 +1,10 @@
 """Data sets on disk: a zarr group that describes itself, written block by block beside its final name.
 
-While it grows the group lies in a working folder. A block of samples counts once its marker exists, and the marker is
-written after the block's chunks are on the disk; so a run that was killed goes on where it stopped. When the last
-block is there the folder is renamed, in one step, to its final name.
+While it grows the group lies in a working folder. A block of samples counts once its record exists, and the record,
+which holds a SHA-256 of every file of the block, is written after the block's chunks are on the disk; so a run that
+was killed goes on where it stopped. When the last block is there the digests move into the group's own metadata, and
+the folder is renamed, in one step, to its final name. Every chunk carries a CRC-32C besides. Digests are compared when
+a run is resumed and when samples are read.
 """
 
 import json
@@ -17,16 +19,34 @@ from typing import Any
 import numpy as np
 
 from ridgewalk._io import (
+    DamagedFileError,
+    NewerFormatError,
     clear_own,
+    file_digest,
     force_to_disk,
+    read_json_object,
     recover_folder,
     refuse_existing,
     remove_own,
     replace_folder,
+    seal,
     unfinished_folders,
+    unseal,
     write_atomically,
 )
 from ridgewalk._optional import requires_extra
+from ridgewalk._zarr import (
+    COMPRESSORS,
+    FILES,
+    METADATA,
+    check_files,
+    digests_below,
+    inspect_group,
+    open_group,
+    read_array,
+    seal_group,
+    sealed_files,
+)
 from ridgewalk.darcy.grid import Array, Grid
 from ridgewalk.darcy.problems import Problem, Value
 
@@ -34,8 +54,18 @@ with requires_extra("darcy"):
     import zarr
 
 FORMAT = "ridgewalk-darcy"
-FORMAT_VERSION = 1
-MARKERS = "finished"
+FORMAT_VERSION = 2
+RECORDS = "finished"
+"""The folder with a record of every finished block, while the data set grows."""
+
+LAYOUT = "layout.json"
+"""The record of metadata and constants, written once the arrays are laid out."""
+
+WRITE_ALL: Any = {"write_empty_chunks": True}
+"""Chunks of zeros are written too, so that a chunk that is missing was lost."""
+
+SEAL = {FILES, "sha256"}
+"""Attributes that are about files, not about the problem."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +120,36 @@ def refuse_to_replace(path: Path, overwrite: bool) -> None:
     """Raise where something is in the way: a data set is replaced only on request, anything else never."""
     recover_folder(path)
     refuse_existing(path, overwrite)
-    if os.path.lexists(path) and not is_data_set(path):
+    if not os.path.lexists(path):
+        return
+    if _format_of(path) != FORMAT:
         raise ValueError(f"out = {path}: it is not a ridgewalk data set, so it is never overwritten; move it away")
+    others = [entry.name for entry in path.iterdir() if not (entry / METADATA).exists() and entry.name != METADATA]
+    if others:
+        raise ValueError(f"out = {path}: it holds files of others ({', '.join(sorted(others))}); move them away")
 
 
 def begin(growing: Path, problem: Problem, plan: Plan) -> list[int]:
     """Lay out a data set in its working folder, or take up the one there; return the blocks still to do."""
     wanted = attributes_of(problem, plan)
-    if (growing / MARKERS).is_dir():
-        _check_same(growing, wanted, problem.constants)
+    complete = growing_is_complete(growing)
+    if complete or (growing / RECORDS / LAYOUT).exists():
+        _check_settings(growing, wanted, problem.constants)
+        done = set(range(len(plan.blocks))) if complete else _check_finished(growing)
     else:  # a new folder, or one whose process was killed before the arrays were laid out
         clear_own(growing)
         _create(growing, problem, plan, wanted)
-    done = {int(marker.stem) for marker in (growing / MARKERS).glob("*.done")}
+        done = set()
     return [block for block in range(len(plan.blocks)) if block not in done]
 
 
+def growing_is_complete(growing: Path) -> bool:
+    """Whether a working folder only lacks its final name."""
+    return (growing / METADATA).exists() and sealed_files(growing) is not None
+
+
 def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, Value]) -> None:
-    """Lay out the arrays; the folder for markers comes last, so that a half-made layout is never resumed."""
+    """Lay out the arrays; their record comes last, so that a half-made layout is never resumed."""
     grid = problem.grid
     sizes = {
         "x": grid.nx,
@@ -125,6 +167,8 @@ def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, V
             shape=leading + shape,
             chunks=chunk + shape,
             dtype="float64",
+            compressors=COMPRESSORS,
+            config=WRITE_ALL,
             dimension_names=(("sample",) if meaning.per_sample else ()) + meaning.dimensions,
             attributes={"long_name": meaning.meaning, "units": meaning.units},
         )
@@ -132,20 +176,60 @@ def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, V
             array[...] = problem.constants[name]
     for name, centres in (("x", grid.x_centres), ("y", grid.y_centres)):
         array = group.create_array(
-            name, shape=centres.shape, chunks=centres.shape, dtype="float64", dimension_names=(name,)
+            name,
+            shape=centres.shape,
+            chunks=centres.shape,
+            dtype="float64",
+            compressors=COMPRESSORS,
+            config=WRITE_ALL,
+            dimension_names=(name,),
         )
         array.attrs.update({"long_name": f"{name} of the cell centres", "units": "1"})
         array[...] = centres
     force_to_disk(growing.rglob("*"))
-    (growing / MARKERS).mkdir()
+    digests: dict[str, str] = {}
+    for name in (*problem.variables, "x", "y"):
+        digests |= digests_below(growing, name)
+    (growing / RECORDS).mkdir()
+    _write_record(growing, LAYOUT, {FILES: digests})
     force_to_disk([growing])
 
 
-def _check_same(growing: Path, wanted: dict[str, Value], constants: dict[str, Array]) -> None:
-    group = zarr.open_group(growing, mode="r")
-    found = dict(group.attrs)
-    differing = sorted(key for key in wanted.keys() | found.keys() if found.get(key) != wanted.get(key))
-    differing += [name for name, value in constants.items() if not np.array_equal(_array(group, name)[...], value)]
+def _write_record(growing: Path, name: str, content: dict[str, Any]) -> None:
+    write_atomically(growing / RECORDS / name, json.dumps(seal(content)).encode())
+
+
+def _read_record(growing: Path, name: str) -> dict[str, Any]:
+    path = growing / RECORDS / name
+    return unseal(path, read_json_object(path))
+
+
+def _block_name(block: int) -> str:
+    return f"{block:06d}.json"
+
+
+def _records(growing: Path) -> dict[int, dict[str, Any]]:
+    """The records of the finished blocks."""
+    names = [path.name for path in (growing / RECORDS).glob("*.json") if path.name != LAYOUT]
+    found = {name: _read_record(growing, name) for name in sorted(names)}
+    layout = _read_record(growing, LAYOUT)[FILES]
+    for name, record in found.items():
+        if name != _block_name(record["block"]) or record["layout"] != _layout_digest(layout):
+            raise DamagedFileError(growing / RECORDS / name, "it is the record of another block or of another data set")
+    return {record["block"]: record for record in found.values()}
+
+
+def _layout_digest(layout: dict[str, str]) -> str:
+    return str(seal(layout)["sha256"])
+
+
+def _check_settings(growing: Path, wanted: dict[str, Value], constants: dict[str, Array]) -> None:
+    """Raise where an interrupted data set was begun with other settings."""
+    found = inspect_group(growing).attributes
+    differing = sorted(key for key in wanted.keys() | (found.keys() - SEAL) if found.get(key) != wanted.get(key))
+    if not differing:
+        group = open_group(growing, complete=False)
+        differing = [name for name, value in constants.items() if not np.array_equal(read_array(group[name]), value)]
     if differing:
         raise ValueError(
             f"out: {growing} was begun with other settings ({', '.join(differing)}); finish it with those, "
@@ -153,59 +237,105 @@ def _check_same(growing: Path, wanted: dict[str, Value], constants: dict[str, Ar
         )
 
 
+def _check_finished(growing: Path) -> set[int]:
+    """The blocks that are finished, all of whose files are as they were written."""
+    records = _records(growing)
+    arrays = inspect_group(growing).arrays
+    for record in (_read_record(growing, LAYOUT), *records.values()):
+        check_files(growing, record[FILES], arrays)
+    return set(records)
+
+
 def write_block(growing: Path, plan: Plan, block: int, arrays: dict[str, Array]) -> None:
-    """Write one block's arrays, force them to the disk, then mark the block as finished."""
-    group = zarr.open_group(growing, mode="r+")
-    samples = plan.blocks[block]
-    for name, values in arrays.items():
-        _array(group, name)[samples.start : samples.stop] = values
-        chunks = growing / name / "c" / str(block)
-        if chunks.exists():  # zarr leaves out a chunk of zeros
-            force_to_disk([chunks, *chunks.rglob("*")])
-    marker = growing / MARKERS / f"{block:06d}.done"
-    write_atomically(marker, json.dumps({"samples": [samples.start, samples.stop]}).encode())
+    """Write one block's arrays, force them to the disk, then record the block as finished."""
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        group = open_group(growing, mode="r+", complete=False)
+        samples, digests = plan.blocks[block], dict[str, str]()
+        for name, values in arrays.items():
+            array: Any = group[name]
+            array[samples.start : samples.stop] = values
+            chunk = f"{name}/c/{block}"
+            if (growing / chunk).is_dir():
+                force_to_disk([growing / chunk, *(growing / chunk).rglob("*")])
+                digests |= digests_below(growing, chunk)
+            else:  # the chunk of one number per sample is a file
+                force_to_disk([growing / chunk])
+                digests[chunk] = file_digest(growing / chunk)
+    layout = _layout_digest(_read_record(growing, LAYOUT)[FILES])
+    _write_record(growing, _block_name(block), {"block": block, FILES: digests, "layout": layout})
 
 
 def finish(growing: Path, path: Path) -> None:
     """Give the complete data set its name; one that is replaced is removed only afterwards."""
-    shutil.rmtree(growing / MARKERS)
+    if not growing_is_complete(growing):
+        digests = dict(_read_record(growing, LAYOUT)[FILES])
+        for record in _records(growing).values():
+            digests |= record[FILES]
+        seal_group(growing, digests)
+    if (growing / RECORDS).exists():
+        shutil.rmtree(growing / RECORDS)
     replace_folder(growing, path)
 
 
 def abandon_if_empty(growing: Path) -> None:
     """Remove a growing data set without a finished block, which would only stand in a later run's way."""
-    if not any((growing / MARKERS).glob("*.done")):
+    if not any(file.name != LAYOUT for file in (growing / RECORDS).glob("*.json")):
         remove_own(growing)
 
 
-def is_data_set(path: Path) -> bool:
-    """Whether the folder is a data set of this format."""
+def _format_of(path: Path) -> Any:
+    """The format that a zarr group names in its attributes, or None."""
     try:
-        return zarr.open_group(path, mode="r").attrs.get("format") == FORMAT
+        attributes = read_json_object(path / METADATA).get("attributes")
     except (OSError, ValueError):
-        return False
+        return None
+    return attributes.get("format") if isinstance(attributes, dict) else None
 
 
 def load(path: str | Path, samples: slice = slice(None), names: Container[str] | None = None) -> DataSet:
-    """Read a data set into memory, or some of its samples and arrays."""
+    """Read a data set into memory, or some of its samples and arrays.
+
+    Raises
+    ------
+    ValueError
+        With the file, where one of those read is missing or not as it was written.
+    """
     path = Path(path)
     recover_folder(path)
     if not path.exists():
         hint = "; it was begun but not finished: run generate again" if unfinished_folders(path) else ""
         raise ValueError(f"file = {path}: there is no such data set{hint}")
-    if not is_data_set(path):
-        raise ValueError(f"file = {path}: not a ridgewalk Darcy data set (a zarr folder made by `darcy generate`)")
-    group = zarr.open_group(path, mode="r")
-    attributes: dict[str, Any] = dict(group.attrs)
+    if _format_of(path) != FORMAT:
+        raise ValueError(
+            f"file = {path}: not a ridgewalk Darcy data set (a zarr folder made by `darcy generate`), or "
+            f"{METADATA} is damaged"
+        )
+    info = inspect_group(path)
+    _check_version(path, info.attributes.get("format_version"))
+    files = sealed_files(path)
+    if files is None:
+        raise DamagedFileError(path / METADATA, "it has no digests of the files, so it is damaged or unfinished")
+    recorded = {name.split("/")[0] for name in files}
+    chosen = [name for name in sorted(recorded) if names is None or name in names]
+    check_files(path, files, chosen)
+    group = open_group(path)
     arrays = {}
-    for name, array in group.arrays():
-        if names is not None and name not in names:
-            continue
-        per_sample = "sample" in str(array.metadata.to_dict()["dimension_names"])
-        arrays[name] = np.asarray(array[samples] if per_sample else array[...])
+    for name in chosen:
+        per_sample = "sample" in (info.arrays[name].metadata.get("dimension_names") or ())
+        arrays[name] = read_array(group[name], samples if per_sample else ...)
+    attributes = {key: value for key, value in info.attributes.items() if key not in SEAL}
     grid = Grid(*(attributes[name] for name in ("nx", "ny", "width", "height")))
     return DataSet(grid, attributes, arrays)
 
 
-def _array(group: zarr.Group, name: str) -> Any:
-    return group[name]
+def _check_version(path: Path, found: Any) -> None:
+    if found == FORMAT_VERSION:
+        return
+    if isinstance(found, int) and found > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"file = {path}: it has format version {found}, this ridgewalk reads {FORMAT_VERSION}; upgrade ridgewalk"
+        )
+    raise ValueError(
+        f"file = {path}: it has format version {found}, of an earlier ridgewalk, without checksums; generate it again "
+        "(the same command gives the same samples)"
+    )
