@@ -21,6 +21,7 @@ MODULES = {
     "arviz-base": "arviz_base",
     "arviz-stats": "arviz_stats",
     "arviz-plots": "arviz_plots",
+    "google-crc32c": "google_crc32c",
 }
 """Distributions whose module has another name."""
 

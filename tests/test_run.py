@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.compilations import compilations
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
@@ -146,15 +147,8 @@ def test_progress_is_silent_without_a_terminal(capfd):
 
 
 def test_a_second_call_with_the_same_shapes_compiles_nothing():
-    compiled = []
-
-    def listen(event, duration, **_):
-        if "backend_compile" in event:
-            compiled.append(event)
-
     jax.clear_caches()
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as compiled:
         run(chains=2, seed=0)
         assert compiled
         compiled.clear()
@@ -163,9 +157,7 @@ def test_a_second_call_with_the_same_shapes_compiles_nothing():
             jax.random.key(7), rw.hasgld_sa(memory=2), REGRESSION.target, jnp.ones(3),
             steps=60, step_size=3e-3, batch_size=40, chains=2, progress=False,
         )  # fmt: skip
-        assert compiled == []
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
 
 
 def test_old_style_keys_work_too():

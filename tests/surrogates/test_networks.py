@@ -112,11 +112,11 @@ class LinenNormalised(LinenDense):
 class NnxDense(nnx.Module):
     def __init__(self, input_shape, output_size, rngs, normalise=False):
         size = int(np.prod(input_shape))
-        self.layers = nnx.List([nnx.Linear(size, 8, rngs=rngs), nnx.Linear(8, output_size, rngs=rngs)])
+        self.hidden, self.output = nnx.Linear(size, 8, rngs=rngs), nnx.Linear(8, output_size, rngs=rngs)
         self.normalise = nnx.BatchNorm(output_size, rngs=rngs) if normalise else None
 
     def __call__(self, x):
-        return self.layers[1](jnp.tanh(self.layers[0](x.reshape(x.shape[0], -1))))
+        return self.output(jnp.tanh(self.hidden(x.reshape(x.shape[0], -1))))
 
 
 def make_mlp(input_shape, output_size, *, key):
