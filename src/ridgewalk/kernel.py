@@ -1,7 +1,7 @@
 """A sampler is dynamics × preconditioner × gradient estimator; here they become one step."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ridgewalk._control_flow import when
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._random import draw_noise
+from ridgewalk._step_count import StepCount
 from ridgewalk._types import GradientAt, Key, Mask, PyTree, Scalar, Vector
 from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
@@ -21,7 +22,7 @@ from ridgewalk.target import Target
 class State(NamedTuple):
     """All that the next step of a chain needs."""
 
-    step: Scalar
+    step: StepCount
     """How many steps were made; common to all chains of a run."""
     position: PyTree
     """θ, in the user's structure."""
@@ -144,7 +145,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         unravel, mask = form.unravel, state.mask
         preconditioner = sampler.preconditioner.specialise(form.size, unravel)
         epsilon = jnp.asarray(step_size, flat.dtype)
-        step = state.step + 1
+        step = cast("Scalar", state.step + 1)  # it behaves as an integer array
         now = with_prior(estimator, state.prior)
 
         def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
@@ -158,7 +159,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         potential, plain = evaluate(origin)
         correction = now.correction(state.estimator, batch)
         gradient = plain if correction is None else plain + apply_mask(form.ravel(correction), mask)
-        degrees = form.size if pruning is None else pruning.kept(form, state.step)
+        degrees = form.size if pruning is None else pruning.kept(form, cast("Scalar", state.step))
 
         operator = preconditioner.prepare(state.preconditioner, Departure(step, origin, gradient, gradient_at, mask))
         moved, move = dynamics.move(state.dynamics, operator, gradient, apply_mask(noise, mask), epsilon, step, degrees)
@@ -178,7 +179,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
             )
         position = unravel(arrival)
         after = State(
-            step=step,
+            step=state.step + 1,
             position=arrival if layout else position,
             dynamics=moved,
             preconditioner=operator,
@@ -213,7 +214,7 @@ def build_kernel(sampler: Sampler, target: Target | GradientEstimator, layout: L
         if pruning is not None:
             preconditioner.specialise(pruning.last_kept(form), unravel)
         return State(
-            step=jnp.zeros((), jnp.int32),
+            step=StepCount.of(0),
             position=position,
             dynamics=dynamics.init(flat),
             preconditioner=operator,

@@ -168,7 +168,8 @@ class Pruning:
         return np.array([[round(self.sparsity * share * size) for size in sizes] for share in fractions], np.int32)
 
     def _events_by(self, step: Scalar) -> Scalar:
-        return jnp.clip((step - self.start) // self.every + 1, 0, self.events)
+        made = ((step - self.start) // self.every + 1).astype(jnp.int32)
+        return jnp.where(step < self.start, 0, jnp.minimum(made, self.events))
 
     def kept(self, layout: Layout, step: Scalar) -> Scalar:
         """The number of unpruned parameters after `step` steps."""

@@ -61,21 +61,21 @@ def test_sequential_chains_read_their_own_rows(tmp_path):
 def test_an_epoch_visits_every_example_once(chains):
     rows = Rows("epochs", size=50, batch_size=7)
     keys = jax.random.split(jax.random.key(0), chains)
-    drawn = np.asarray(rows_of_steps(rows, keys, jnp.asarray(0), 21))
+    drawn = np.asarray(rows_of_steps(rows, keys, 0, 21))
     assert drawn.shape == (21, chains, 7)
     for chain in range(chains):
         epochs = drawn[:, chain].reshape(3, 49)
         assert all(len(set(epoch)) == 49 for epoch in epochs)
         assert len({tuple(epoch) for epoch in epochs}) == 3  # each in its own order
     assert chains == 1 or not np.array_equal(drawn[:, 0], drawn[:, 1])
-    from_the_middle = rows_of_steps(rows, keys, jnp.asarray(10), 11)
+    from_the_middle = rows_of_steps(rows, keys, 10, 11)
     np.testing.assert_array_equal(from_the_middle, drawn[10:])
-    assert order_at(rows, keys, jnp.asarray(10)).shape == (chains, 50)
+    assert order_at(rows, keys, 10).shape == (chains, 50)
 
 
 def test_every_example_is_drawn_equally_often_with_replacement():
     rows = Rows("replacement", size=20, batch_size=10)
-    drawn = np.asarray(rows_of_steps(rows, jax.random.split(jax.random.key(1), 1), jnp.asarray(0), 4_000))
+    drawn = np.asarray(rows_of_steps(rows, jax.random.split(jax.random.key(1), 1), 0, 4_000))
     counts = np.bincount(drawn.ravel(), minlength=20)
     assert np.all(np.abs(counts - 2_000) < 5 * np.sqrt(2_000))
 
@@ -191,7 +191,7 @@ def test_nan_on_disk_is_blamed_not_the_step_size(tmp_path, monkeypatch):
     assert result.status[1].cause == "the potential became NaN: NaN or infinity in the data, data['x'] in row 33"
     assert "leave these rows out" in result.status[1].hint
     keys = jax.random.split(jax.random.key(2), 2)
-    drawn = np.asarray(rows_of_steps(Rows("replacement", 400, 2), keys, jnp.asarray(0), 100))
+    drawn = np.asarray(rows_of_steps(Rows("replacement", 400, 2), keys, 0, 100))
     assert np.argmax((drawn[:, 1] == 33).any(axis=1)) == result.status[1].steps
     assert not (drawn[:, 0] == 33).any()
 

@@ -142,7 +142,7 @@ class LowRank(Settling):
     def update(self, old: LowRankOperator, transition: Transition) -> tuple[LowRankOperator, Lesson]:
         """A sweep: one step of stochastic approximation."""
         count, dtype = self.rank + self.spare, old.bulk.dtype
-        sweeps = old.sweeps + 1
+        sweeps = jnp.minimum(old.sweeps, 2**31 - 2) + 1
         omega = jnp.where(sweeps <= FORGETFUL_SWEEPS, 1.0, adaptation_weight(self.adaptation, sweeps, dtype)).astype(
             dtype
         )

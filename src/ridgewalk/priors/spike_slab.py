@@ -147,7 +147,7 @@ class SpikeAndSlab(AdaptivePrior):
         """
         dtype = state.sigma.dtype
         begun = step > self.delay
-        number = jnp.maximum(step - self.delay, 1).astype(dtype)
+        number = jnp.maximum((step - self.delay).astype(dtype), 1)
         omega = jnp.clip(jnp.asarray(self.adaptation(number), dtype), 0.0, 1.0) * begun
 
         def mix(old: jax.Array, new: jax.Array, rate: jax.Array = omega) -> jax.Array:

@@ -92,7 +92,7 @@ class Archive:
 
     def described(self, step: int) -> dict[str, Any]:
         """The settings that must agree when a run that has made `step` steps is resumed."""
-        return {**describe(self.settings), "step_sizes": describe(self.plan.step_sizes[:step])}
+        return {**describe(self.settings), "step_sizes": describe(self.plan.step_sizes.described(step))}
 
     def _store(self, path: Path, like: dict[str, PyTree], resume: bool) -> ZarrStore:
         mine = self.folder is not None and path == self.folder / DRAWS

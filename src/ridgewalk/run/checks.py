@@ -40,35 +40,6 @@ def check_counts(steps: int, burn_in: int, thin: int, chains: int) -> None:
         )
 
 
-def step_sizes(step_size: Any, steps: int) -> np.ndarray:
-    """ε_k for k = 0 … steps − 1 from a number or a schedule, all positive."""
-    if callable(step_size):
-        values = _evaluate(step_size, steps)
-    elif isinstance(step_size, int | float | np.number | np.ndarray | jax.Array) and np.ndim(step_size) == 0:
-        values = np.broadcast_to(float(step_size), (steps,))  # a view: a run may have 10⁹ steps
-    else:
-        raise ValueError(f"step_size: {step_size!r} is neither a number nor a schedule (a function of the step)")
-    looked_at = values if callable(step_size) else values[:1]
-    good = np.isfinite(looked_at) & (looked_at > 0)
-    if not np.all(good):
-        worst = int(np.argmin(good))
-        where = f" at step {worst}" if callable(step_size) else ""
-        raise ValueError(
-            f"step_size: {values[worst]:g}{where} is not a positive finite number; for SGLD try 1/λ_max/10"
-        )
-    return values
-
-
-def _evaluate(schedule: Callable[[Any], Any], steps: int) -> np.ndarray:
-    try:
-        values = np.asarray(jax.vmap(schedule)(jnp.arange(steps)), float)
-    except TypeError:  # a plain Python function, which asks for numbers: `0.1 if k < 100 else 0.01`
-        values = np.array([schedule(k) for k in range(steps)], float)
-    if values.shape != (steps,):
-        raise ValueError(f"step_size: the schedule returned shape {values.shape[1:]} for one step; return a number")
-    return values
-
-
 def check_key(key: Any) -> None:
     """One random key, of the new kind or two words of the old."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)

@@ -36,7 +36,7 @@ class ArrayReader:
 
     def read(self, start: int, count: int, most: int) -> PyTree:
         """Look the rows of the steps up and read them."""
-        rows = np.asarray(rows_of_steps(self.rows, self.keys, jnp.asarray(start), most))[:count]
+        rows = np.asarray(rows_of_steps(self.rows, self.keys, start, most))[:count]
         return jax.tree.map(lambda leaf: read_rows(leaf, rows), self.data)
 
 

@@ -109,7 +109,7 @@ def blame(data: PyTree, rows: Rows, keys: Key, chain: int, step: int) -> str:
     """What is not finite in the batch from the host that chain `chain` of `keys` saw in a step; "" where all is."""
     if isinstance(data, Batches):
         return _blame_batches(data, step)
-    chosen = np.unique(np.asarray(rows_of_steps(rows, keys, jnp.asarray(step), 1))[0, chain])
+    chosen = np.unique(np.asarray(rows_of_steps(rows, keys, step, 1))[0, chain])
     for name, leaf in _leaves(data):
         bad = _bad_rows(read_rows(leaf, chosen))
         if bad.size:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._step_count import WORD, keys_at
 from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches
 from ridgewalk.gradients import GradientEstimator
@@ -74,6 +75,7 @@ class Group:
         if device is not None:
             estimator, keys, starts, potentials = jax.device_put((estimator, keys, starts, potentials), device)
         self.sampler, self.estimator, self.keys, self.chunk = sampler, estimator, keys, chunk
+        self._era = 0, keys
         self.chains = keys.shape[0]
         self.dimension = sum(leaf[0].size for leaf in jax.tree.leaves(starts))
         states = init_chains(sampler, estimator, starts)
@@ -110,7 +112,7 @@ class Group:
     def begin(self, step: int, stop: int) -> None:
         """Make the data ready for the steps from `step` on, the first `stop − step` of them at once."""
         if self.feed is None:
-            self.carry = self.carry._replace(order=order_at(self.chunk.rows, self.keys, jnp.asarray(step)))
+            self.carry = self.carry._replace(order=order_at(self.chunk.rows, self.keys, step))
             return
         data = self.stream.data
         if isinstance(data, Batches):
@@ -118,9 +120,9 @@ class Group:
         else:
             self.feed.begin(ArrayReader(data, self.rows, self.keys), step, stop - step)
 
-    def advance(self, span: Span, step_sizes: np.ndarray, ahead: int) -> None:
-        """Start the steps of a span on the device; reading the carry waits for them. `ahead` are the steps after them,
-        whose data are read meanwhile.
+    def advance(self, start: int, span: Span, step_sizes: np.ndarray, ahead: int) -> None:
+        """Start the steps of a span, from number `start` on, on the device; reading the carry waits for them. `ahead`
+        are the steps after them, whose data are read meanwhile.
         """
         batches = None if self.feed is None else self.feed.take(ahead)
         leaf = jax.tree.leaves(self.carry.states.position)[0]
@@ -128,8 +130,14 @@ class Group:
         if len(jax.local_devices()) > 1:
             sizes, span, batches = jax.device_put((sizes, span, batches), leaf.sharding)
         self.carry = run_chunk(
-            self.sampler, self.estimator, self.keys, self.carry, sizes, span, batches, chunk=self.chunk
+            self.sampler, self.estimator, self._keys_at(start), self.carry, sizes, span, batches, chunk=self.chunk
         )
+
+    def _keys_at(self, step: int) -> Key:
+        high = step // WORD
+        if self._era[0] != high:
+            self._era = high, keys_at(self.keys, step)
+        return self._era[1]
 
     def culprit(self, chain: int, step: int) -> str:
         """What is not finite in the data that a chain of the group, counted in it, read from the host in a step."""

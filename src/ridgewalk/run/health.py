@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk._step_count import WORD
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, build_kernel
@@ -17,12 +19,25 @@ EXPLODING = 1e4
 
 
 class Health(NamedTuple):
-    """For every chain: the first step that went wrong (−1: none), why, and the newest potential."""
+    """For every chain: the first step that went wrong (−1: none), why, and the newest potential.
+
+    `step` and `high` are the two words of its number (see `StepCount`).
+    """
 
     step: Scalar
     cause: Scalar
     potential: Scalar
     limit: Scalar
+    high: Scalar
+
+    def since(self, before: "Health", high: Scalar) -> "Health":
+        """With the high word of the steps made since `before`."""
+        return self._replace(high=jnp.where((self.step >= 0) & (before.step < 0), high, self.high))
+
+    def steps(self) -> np.ndarray:
+        """The number of the first step that went wrong, on the host, as int64; −1: none."""
+        step, high = np.asarray(self.step, np.int64), np.asarray(self.high, np.int64)
+        return np.where(step < 0, -1, high * WORD + step)
 
 
 CAUSES = (
@@ -44,11 +59,11 @@ def healthy(potentials: Scalar, dimension: int, temperature: float) -> Health:
     """Chains before their first step, at potentials (chain,)."""
     limit = potentials + EXPLODING * (jnp.abs(potentials) + (1 + temperature) * dimension + 10)
     nothing = jnp.zeros(potentials.shape, jnp.int32)
-    return Health(nothing - 1, nothing, potentials, limit)
+    return Health(nothing - 1, nothing, potentials, limit, jnp.zeros_like(nothing))
 
 
 def watch(health: Health, info: Info, k: Scalar) -> Health:
-    """With what step k showed."""
+    """With what a step showed; `k` is the low word of its number."""
     u = info.potential
     cause = jnp.where(jnp.isfinite(info.gradient_norm), 0, 4)
     cause = jnp.where(u > health.limit, EXPLODED, cause)
@@ -59,6 +74,7 @@ def watch(health: Health, info: Info, k: Scalar) -> Health:
         cause=jnp.where(first, cause, health.cause),
         potential=u.astype(health.potential.dtype),
         limit=health.limit,
+        high=health.high,
     )
 
 

@@ -13,7 +13,7 @@ from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel
 from ridgewalk.ravel import layout_of
 from ridgewalk.run.health import Health, watch
 from ridgewalk.run.recording import Draws, Recording
-from ridgewalk.run.rows import Rows
+from ridgewalk.run.rows import EpochPlace, Rows
 from ridgewalk.target import Posterior
 
 BLOCK_NUMBERS = 2**19
@@ -36,15 +36,20 @@ def _stacked(tree: PyTree) -> PyTree:
 
 
 class Span(NamedTuple):
-    """Which steps a chunk makes and where their draws go; numbers, so that other spans do not compile again.
+    """Which steps a chunk makes and where their draws go; int32 numbers, so that other spans do not compile again.
 
-    Step k (from 0) belongs to draw (k − burn_in) // thin; the last step of each draw is the one kept.
+    Counts are from the chunk's first step, so that they stay small however long the run is.
     """
 
     start: Scalar
-    stop: Scalar
-    burn_in: Scalar
+    """The low word of the number of the first step (see `StepCount`); all steps of a chunk have the same high word."""
+    high: Scalar
+    steps: Scalar
+    until: Scalar
+    """Steps before the first one whose position is a draw; after it every `thin`-th is."""
     thin: Scalar
+    place: EpochPlace
+    """Where in its epoch the first step is."""
 
 
 class Carry(NamedTuple):
@@ -90,42 +95,42 @@ def run_chunk(
     *,
     chunk: Chunk,
 ) -> Carry:
-    """Make the steps of `span`; `step_sizes[i]`, and `batches[i]` of streamed data, are for step `span.start + i`."""
+    """Make the steps of `span`; `step_sizes[i]`, and `batches[i]` of streamed data, are for its i-th step."""
     layout = layout_of(jax.tree.map(lambda x: x[0], carry.states.position))
     kernel = build_kernel(sampler, estimator, layout)
     chains = keys.shape[0]
     advance = Advance(kernel, estimator, chains, chunk.rows)
-    first = jnp.maximum(span.start - span.burn_in, 0) // span.thin
 
-    def one_step(k: Scalar, carry: Carry, noise: Vector, rows: jax.Array | None) -> Carry:
+    def one_step(i: Scalar, carry: Carry, noise: Vector, rows: jax.Array | None) -> Carry:
         order = carry.order
         if order is not None:
-            order, rows = chunk.rows.from_order(keys, k, order)
-        batch = jax.tree.map(lambda x: x[k - span.start], batches)
-        epsilon = step_sizes[k - span.start]
-        slot = jnp.maximum(k - span.burn_in, 0) // span.thin - first
-        due = (k >= span.burn_in) & ((k - span.burn_in + 1) % span.thin == 0)
+            order, rows = chunk.rows.from_order(keys, span.place, i, order)
+        batch = jax.tree.map(lambda x: x[i], batches)
+        epsilon = step_sizes[i]
+        slot = jnp.maximum(i - span.until + span.thin - 1, 0) // span.thin
+        due = (i >= span.until) & ((i - span.until) % span.thin == 0)
         states, info = advance(noise, carry.states, rows, batch, epsilon, due)
         draws = chunk.recording.write(carry.draws, slot, due, states.position, jax.vmap(layout.unravel), info, epsilon)
-        return Carry(states, draws, watch(carry.health, info, k), order)
+        return Carry(states, draws, watch(carry.health, info, span.start + i), order)
 
     def one_block(outer: tuple[Scalar, Carry]) -> tuple[Scalar, Carry]:
         start, carry = outer
-        noise, rows = _random_block(kernel, chunk, keys, start)
+        noise, rows = _random_block(kernel, chunk, keys, span.start + start)
 
-        def body(k: Scalar, carry: Carry) -> Carry:
-            now = k - start
-            return one_step(k, carry, noise[now], None if rows is None else rows[now])
+        def body(i: Scalar, carry: Carry) -> Carry:
+            now = i - start
+            return one_step(i, carry, noise[now], None if rows is None else rows[now])
 
-        stop = jnp.minimum(start + chunk.block, span.stop)
+        stop = jnp.minimum(start + chunk.block, span.steps)
         return stop, jax.lax.fori_loop(start, stop, body, carry)
 
     def relaid(carry: Carry, lay: Callable[[PyTree], PyTree]) -> Carry:
         return carry._replace(states=carry.states._replace(position=jax.vmap(lay)(carry.states.position)))
 
     flat = relaid(carry, layout.ravel)
-    made = jax.lax.while_loop(lambda outer: outer[0] < span.stop, one_block, (span.start, flat))[1]
-    return relaid(made, layout.unravel)
+    begin = jnp.zeros_like(span.steps)
+    made = jax.lax.while_loop(lambda outer: outer[0] < span.steps, one_block, (begin, flat))[1]
+    return relaid(made._replace(health=made.health.since(carry.health, span.high)), layout.unravel)
 
 
 def _random_block(kernel: Kernel, chunk: Chunk, keys: Key, start: Scalar) -> tuple[jax.Array, jax.Array | None]:
@@ -135,7 +140,7 @@ def _random_block(kernel: Kernel, chunk: Chunk, keys: Key, start: Scalar) -> tup
         noise_key, batch_key = jax.random.split(jax.random.fold_in(key, k))
         return kernel.draw(noise_key, None), chunk.rows.draw(batch_key)
 
-    steps = start + jnp.arange(chunk.block)
+    steps = start + jnp.arange(chunk.block, dtype=jnp.int32)
     return jax.vmap(lambda k: jax.vmap(lambda key: numbers(key, k))(keys))(steps)
 
 

@@ -6,6 +6,11 @@ from datetime import timedelta
 
 import numpy as np
 
+from ridgewalk._step_count import WORD
+from ridgewalk.run.step_sizes import StepSizes
+
+FAR = 2**30
+
 Every = int | str | timedelta
 """Steps (500), or a time ("30 s", "10 min", "2 h", or a timedelta)."""
 
@@ -20,7 +25,7 @@ class Plan:
     burn_in: int
     thin: int
     chains: int
-    step_sizes: np.ndarray
+    step_sizes: StepSizes
 
     @property
     def draws(self) -> int:
@@ -33,13 +38,21 @@ class Plan:
 
     def draw_step_sizes(self, draws: int) -> np.ndarray:
         """ε of the first draws."""
-        return self.step_sizes[self.burn_in + self.thin - 1 :: self.thin][:draws]
+        return self.step_sizes.every(self.burn_in + self.thin - 1, self.thin, draws)
+
+    def next_draw(self, step: int) -> tuple[int, int]:
+        """Steps made from `step` on before the one that ends the next draw, and `thin`: at most 2³⁰, so that a device
+        call can count to them.
+        """
+        last = self.burn_in + self.thin * (self.draws_by(step) + 1) - 1
+        return min(last - step, FAR), min(self.thin, FAR)
 
     def stop(self, start: int, length: int, slots: int, checkpoint_steps: int | None) -> int:
         """Where the chunk that begins at `start` ends: at most `length` steps and `slots` draws on, and not past a
-        checkpoint.
+        checkpoint or a multiple of 2³¹, where the random numbers get other keys.
         """
-        stop = min(start + length, self.steps, self.burn_in + self.thin * (self.draws_by(start) + slots))
+        stop = min(start + length, self.steps, (start // WORD + 1) * WORD)
+        stop = min(stop, self.burn_in + self.thin * (self.draws_by(start) + slots))
         if checkpoint_steps is not None:
             stop = min(stop, (start // checkpoint_steps + 1) * checkpoint_steps)
         return stop

@@ -26,6 +26,7 @@ from ridgewalk.run.plan import Every, Plan, parse_every
 from ridgewalk.run.recording import Recording, join_moments
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.session import Session
+from ridgewalk.run.step_sizes import StepSizes
 from ridgewalk.run.stores import ZarrStore
 from ridgewalk.target import Density, Posterior, Target
 
@@ -91,7 +92,7 @@ def sample(
     checks.check_kinds(key, sampler, target)
     checks.check_counts(steps, burn_in, thin, chains)
     checks.check_pruning(sampler, steps)
-    plan = Plan(steps, burn_in, thin, chains, checks.step_sizes(step_size, steps))
+    plan = Plan(steps, burn_in, thin, chains, StepSizes(step_size, steps))
     checks.check_keep(keep, collect, store)
     checks.check_resume(checkpoint, resume)
     parts = split_chains(chain_method, chains)

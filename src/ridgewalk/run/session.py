@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._step_count import words
 from ridgewalk._types import PyTree
 from ridgewalk.result import ChainStatus
 from ridgewalk.run.archive import Archive
@@ -75,11 +76,13 @@ class Session:
     def _advance(self, start: int, stop: int, after: int) -> None:
         """Make the steps from `start` to `stop` and keep their draws; the data up to `after` are read meanwhile."""
         sizes = np.zeros(LONGEST_CHUNK)
-        sizes[: stop - start] = self.plan.step_sizes[start:stop]
-        span = Span(*map(jnp.asarray, (start, stop, self.plan.burn_in, self.plan.thin)))
+        sizes[: stop - start] = self.plan.step_sizes.between(start, stop)
+        counts = (*words(start), stop - start, *self.plan.next_draw(start))
+        low, high, steps, until, thin = (jnp.asarray(count, jnp.int32) for count in counts)
+        span = Span(low, high, steps, until, thin, self.groups[0].chunk.rows.place(start))
         for group in self.groups:
             if group.alive:
-                group.advance(span, sizes, after - stop)
+                group.advance(start, span, sizes, after - stop)
         first, last = self.plan.draws_by(start), self.plan.draws_by(stop)
         if last > first:
             parts = [group.draws(last - first) for group in self.groups]
@@ -117,12 +120,12 @@ class Session:
         if found:
             return ChainStatus("diverged", step, f"{CAUSES[cause]}: NaN or infinity in the data, {found}", FIX)
         limit = stability_limit(group.sampler, group.estimator, start)
-        return ChainStatus("diverged", step, CAUSES[cause], hint(float(self.plan.step_sizes[step]), limit))
+        return ChainStatus("diverged", step, CAUSES[cause], hint(self.plan.step_sizes.at(step), limit))
 
     @property
     def bad_steps(self) -> np.ndarray:
         """The step in which each chain diverged, −1 for those that did not."""
-        return np.concatenate([np.asarray(group.carry.health.step) for group in self.groups])
+        return np.concatenate([group.carry.health.steps() for group in self.groups])
 
     @property
     def _outside(self) -> np.ndarray:
