@@ -1,14 +1,21 @@
-# Every target sets up what it needs: a machine with Python 3.11+ and make is enough.
+# Every target creates the environment it needs: Python 3.11 to 3.13 and make are enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOWEST := .venv-lowest
+INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-slow lint docs reproduce benchmark clean
+.PHONY: test test-slow test-lowest lint docs reproduce benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev,docs]'
+	touch $@
+
+$(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python $(INSTALL) -c constraints-lowest.txt -e '.[dev,docs]'
 	touch $@
 
 lint: $(READY)
@@ -19,23 +26,28 @@ lint: $(READY)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Statistical and full-scale runs that do not fit the ten minutes of the default suite.
+# Statistical and full-scale tests, many minutes.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# The default tests with the lowest versions that pyproject.toml allows, in an environment of their own. Old releases use
+# what newer ones deprecate: such warnings are no errors here.
+test-lowest: $(LOWEST)/.ready
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -W ignore::DeprecationWarning -W ignore::FutureWarning
 
 # The documentation, into site/index.html; the tests build it too, and run every block of it.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html; its search box works where the site is served: $(PYTHON) -m http.server -d site"
 
-# The main job: from nothing to a page, results/index.html. Stopped, it goes on where it was.
+# All studies in their quick preset and one page of results, results/index.html. Interrupted, rerun it to resume.
 reproduce: $(READY)
 	$(BIN)/ridgewalk reproduce all --preset quick --out results
 	$(BIN)/ridgewalk report results
 
 # Ratios against peers, printed side by side in one run (installs PyTorch and the peers).
 benchmark: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,peers]'
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev,docs,peers]'
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/darcy.py
 	$(BIN)/python benchmarks/networks.py
@@ -43,4 +55,4 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) results site build dist
+	rm -rf $(VENV) $(LOWEST) results site build dist

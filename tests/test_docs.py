@@ -24,6 +24,7 @@ HEAVY = {
     "pip install -e .": "every test runs in an environment that was made so",
     "make test": "it runs this",
     "make lint": "a part of `make test`",
+    "make test-lowest": "installs other versions",
     "make test-slow": "many minutes, and this among them",
     "make reproduce": "the studies have tests of their own",
     "make benchmark": "installs PyTorch",
