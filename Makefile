@@ -40,10 +40,9 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html; its search box works where the site is served: $(PYTHON) -m http.server -d site"
 
-# All studies in their quick preset and one page of results, results/index.html. Interrupted, rerun it to resume.
+# All studies at reduced scale, on all cores; writes results/index.html. If interrupted, run it again to resume.
 reproduce: $(READY)
 	$(BIN)/ridgewalk reproduce all --preset quick --out results
-	$(BIN)/ridgewalk report results
 
 # Ratios against peers, printed side by side in one run (installs PyTorch and the peers).
 benchmark: $(READY)

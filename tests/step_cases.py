@@ -11,7 +11,9 @@ import numpy as np
 import optax
 
 import ridgewalk as rw
-from ridgewalk.studies.problems import covariance_error, logistic_regression, paper_gaussian
+from ridgewalk.studies.framework.comparison import covariance_error
+from ridgewalk.studies.gaussian.contenders import paper_gaussian
+from ridgewalk.studies.logistic.study import logistic_regression
 
 POINTS, HIDDEN, SIGMA = 200, 8, 0.5
 

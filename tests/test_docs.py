@@ -14,7 +14,7 @@ import yaml
 
 import ridgewalk as rw
 from ridgewalk.cli import app
-from ridgewalk.studies import schema
+from ridgewalk.studies.framework import schema
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -174,16 +174,16 @@ def hook(name):
 
 
 def test_recorded_studies_are_shown(tmp_path):
-    from ridgewalk.studies.record import write_metrics
+    from ridgewalk.studies.framework.runner import write_record
 
     studies = hook("studies")
     assert studies.recorded(tmp_path) == studies.NOTHING
-    row = ("SGLD", schema.beside_paper(0.5, 0.4, spread=0.01))
-    told = schema.Section("Errors", ("Text.",), (schema.Table("A table", ("", "error"), (row,)),))
-    report = schema.Report("A study", ("About it.",), (told,))
+    row = ("SGLD", schema.versus_paper(0.5, 0.4, se=0.01))
+    section = schema.Section("Errors", ("Text.",), (schema.Table("A table", ("", "error"), (row,)),))
+    report = schema.Report("A study", ("About it.",), (section,))
     known = {"study": "toy", "preset": "quick", "command": "ridgewalk reproduce toy", "reduced": "all", "seconds": 90}
     (tmp_path / "toy").mkdir()
-    write_metrics(tmp_path / "toy", {**known, "settings": {}, "report": schema.as_json(report)})
+    write_record(tmp_path / "toy", {**known, "settings": {}, "report": schema.to_json(report)})
     shown = studies.recorded(tmp_path)
     assert "## A study" in shown
     assert "`ridgewalk reproduce toy`" in shown

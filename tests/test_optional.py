@@ -36,7 +36,7 @@ BROUGHT_ALONG = {
 FROM_THE_USER = {"flax"}
 """Imported only where an object of the user's is made of it."""
 
-NOT_YET = {"run", "studies"}
+NOT_YET = {"run"}
 """Parts whose imports the restructuring has still to convert."""
 
 

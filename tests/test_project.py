@@ -39,7 +39,6 @@ FORMER_NAMES = {
     2: {"precondition"},
     8: {"run"},
     10: {"surrogates"},
-    11: {"report"},
 }
 """Names that the restructuring has not moved yet, by layer."""
 

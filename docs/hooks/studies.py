@@ -1,12 +1,12 @@
-"""The results page shows every study that is recorded under `docs/results`."""
+"""Inserts every study recorded under `docs/results` into the results page."""
 
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from ridgewalk.report.parts import paragraph, table
-from ridgewalk.report.read import Finished, read_studies
-from ridgewalk.studies.schema import Picture, Section
+from ridgewalk.studies.framework.page import paragraph, study_blocks
+from ridgewalk.studies.framework.schema import Picture, Record, read_records
+from ridgewalk.studies.framework.study import NAMES
 
 MARKER = "<!-- the recorded studies -->"
 NOTHING = (
@@ -18,40 +18,28 @@ def recorded(folder: Path) -> str:
     """All studies of a folder, as Markdown with tables in HTML."""
     if not any(folder.glob("*/metrics.json")):
         return NOTHING
-    return "\n\n".join(_study(found, folder.name) for found in read_studies(folder))
+    records = read_records(folder, NAMES)
+    return "\n\n".join(_study(record, folder.name) for record in records)
 
 
-def _study(found: Finished, parent: str) -> str:
-    machine = found.environment
-    made = (
-        f"Made by `{found.command}` in {found.seconds / 60:,.0f} minutes "
-        f"on {machine['cores']} cores ({machine['processor']}, "
-        f"{machine['precision']}). Every number: "
-        f"[metrics.json]({parent}/{found.folder.name}/metrics.json)."
-    )
-    parts = [f"## {escape(found.report.title)}", made]
-    if found.preset == "quick":
-        parts.append(
-            paragraph(f"This is the quick preset. It reduces: {found.reduced}")
-        )
-    parts += [paragraph(text) for text in found.report.text]
-    parts += [
-        _section(section, f"{parent}/{found.folder.name}")
-        for section in found.report.sections
+def _study(record: Record, parent: str) -> str:
+    machine, place = record.environment, f"{parent}/{record.folder.name}"
+    intro = [
+        f"Command: `{record.command}`, {record.seconds / 60:,.0f} minutes on "
+        f"{machine['cores']} cores ({machine['processor']}, {machine['precision']}). "
+        f"All numbers: [metrics.json]({place}/metrics.json)."
     ]
-    return "\n\n".join(parts)
+    if record.preset == "quick":
+        intro.append(paragraph(f"This is the quick preset. Reduced: {record.reduced}"))
 
+    def heading(level: int, text: str) -> str:
+        return f"{'#' * level} {escape(text)}"
 
-def _section(section: Section, folder: str) -> str:
-    parts = [f"### {escape(section.heading)}", *map(paragraph, section.text)]
-    parts += [table(content) for content in section.tables]
-    parts += [_picture(picture, folder) for picture in section.pictures]
-    return "\n\n".join(parts)
+    def picture(content: Picture) -> str:
+        alt = escape(content.alt).replace("[", "(").replace("]", ")")
+        return f"![{alt}]({place}/{content.file})\n\n{paragraph(content.caption)}"
 
-
-def _picture(picture: Picture, folder: str) -> str:
-    alt = escape(picture.alt).replace("[", "(").replace("]", ")")
-    return f"![{alt}]({folder}/{picture.file})\n\n{paragraph(picture.caption)}"
+    return "\n\n".join(study_blocks(record, intro, heading, picture))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:

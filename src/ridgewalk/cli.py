@@ -7,8 +7,7 @@ from typing import Annotated
 from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.commands import app as darcy_app
 from ridgewalk.plain_errors import errors_in_plain_words
-from ridgewalk.studies.registry import NAMES, study_named
-from ridgewalk.studies.study import Preset
+from ridgewalk.studies.framework.study import NAMES, Preset, load_study
 from ridgewalk.surrogates.commands import register
 
 with requires_extra("cli"):
@@ -36,25 +35,34 @@ def ridgewalk(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}; or all of them.")] = "all",
-    preset: Annotated[Preset, typer.Option(help="quick: everything, smaller; paper: full scale.")] = Preset.quick,
-    out: Annotated[Path, typer.Option(help="Where metrics and figures go, a folder per study.")] = Path("results"),
+    studies: Annotated[
+        list[str] | None, typer.Argument(help=f"all, or one or more of {', '.join(NAMES)}. Default: all.")
+    ] = None,
+    preset: Annotated[Preset, typer.Option(help="quick: all studies at reduced scale; paper: full scale.")] = (
+        Preset.quick
+    ),
+    out: Annotated[Path, typer.Option(help="Output folder: index.html, and metrics and figures per study.")] = Path(
+        "results"
+    ),
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of worker processes. Default: one per core.")
+    ] = None,
 ) -> None:
-    """Run the studies; stopped at any moment, the same command goes on where it was."""
-    from ridgewalk.studies.runner import run_study  # noqa: PLC0415  (matplotlib loads only when needed)
+    """Run studies and write one self-contained page, index.html. If interrupted, rerun the same command to resume."""
+    from ridgewalk.studies.framework.runner import run_studies  # noqa: PLC0415  (loads JAX and matplotlib)
 
     with errors_in_plain_words():
-        for name in NAMES if study == "all" else (study,):
-            path = run_study(study_named(name), preset, out)
-            typer.echo(f"written to {path.parent}")
+        names = NAMES if not studies or "all" in studies else tuple(dict.fromkeys(studies))
+        page = run_studies([load_study(name) for name in names], preset, out, workers)
+        typer.echo(f"written to {page}")
 
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder that `reproduce` wrote.")] = Path("results"),
+    folder: Annotated[Path, typer.Argument(help="The output folder of `reproduce`.")] = Path("results"),
 ) -> None:
-    """Make one self-contained page, index.html, of the studies in a folder."""
-    from ridgewalk.report.page import write_page  # noqa: PLC0415
+    """Rebuild the page, index.html, from the records in a folder."""
+    from ridgewalk.studies.framework.page import write_page  # noqa: PLC0415
 
     with errors_in_plain_words():
         typer.echo(f"written to {write_page(folder)}")

@@ -1,1 +1,1 @@
-"""Studies: data in, metrics.json and figures out."""
+"""Studies that reproduce the paper: settings and data in, metrics.json, figures and one HTML page out."""

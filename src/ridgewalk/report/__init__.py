@@ -1,1 +1,0 @@
-"""Report: metrics and figures in, one HTML page out; nothing is sampled here."""

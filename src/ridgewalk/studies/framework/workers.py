@@ -1,0 +1,160 @@
+"""Worker processes that run tasks, one thread each.
+
+XLA's thread pools stall if several busy processes share the cores, so a worker has a single thread and there is one
+worker per core. Processes are spawned, because JAX must not be forked.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from ridgewalk.studies.framework.study import Preset, study_at
+from ridgewalk.studies.framework.task_cache import TaskCache
+
+SINGLE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "PJRT_NPROC": "1",
+}
+"""Environment of a worker; read by BLAS, Numba and XLA when they are loaded."""
+SINGLE_THREAD_XLA = "--xla_cpu_multi_thread_eigen=false"
+GRACE_SECONDS = 20.0
+"""How long workers may take to stop after an interrupt: the optimiser writes a checkpoint first."""
+
+
+class Assignment(NamedTuple):
+    """A task, by names that a worker process can resolve."""
+
+    location: str
+    task: str
+
+
+class Finished(NamedTuple):
+    """What a worker reports: `error` is empty if the task's result is in the cache."""
+
+    worker: int
+    assignment: Assignment
+    error: str
+
+
+class WorkerPool:
+    """A number of worker processes, each with at most one task at a time."""
+
+    def __init__(self, count: int, preset: Preset, out: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._processes, self._connections = [], []
+        self._running: dict[int, Assignment] = {}
+        x64 = bool(jax.config.read("jax_enable_x64"))
+        with _environment_of_workers():
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, preset, out, x64), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+
+    def idle(self) -> list[int]:
+        """Workers without a task."""
+        return [number for number in range(len(self._processes)) if number not in self._running]
+
+    def start(self, worker: int, assignment: Assignment) -> None:
+        """Give an idle worker a task."""
+        self._running[worker] = assignment
+        with contextlib.suppress(BrokenPipeError):  # it has died: `finished` reports that
+            self._connections[worker].send(assignment)
+
+    def finished(self) -> list[Finished]:
+        """Wait until at least one running task ends, and return those that did."""
+        ready = wait([self._connections[number] for number in self._running])
+        found = []
+        for number in [n for n in self._running if self._connections[n] in ready]:
+            assignment = self._running.pop(number)
+            try:
+                error = self._connections[number].recv()
+            except EOFError:
+                self._processes[number].join()
+                error = f"the worker process ended with exit code {self._processes[number].exitcode}"
+            found.append(Finished(number, assignment, error))
+        return found
+
+    def close(self) -> None:
+        """Stop all workers, interrupting running tasks once so that they can save a checkpoint."""
+        for number, process in enumerate(self._processes):
+            if number in self._running and process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)
+            self._connections[number].close()
+        last = time.monotonic() + GRACE_SECONDS
+        for process in self._processes:
+            process.join(max(0.0, last - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+@contextlib.contextmanager
+def _environment_of_workers() -> Iterator[None]:
+    """Environment variables and signal handling that processes started inside inherit.
+
+    Ctrl-C in a terminal signals the whole process group. Workers ignore it until they have left the group (`_serve`).
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    wanted = SINGLE_THREAD | {"XLA_FLAGS": f"{flags} {SINGLE_THREAD_XLA}".strip()}
+    former = {name: os.environ.get(name) for name in wanted}
+    main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main_thread else None
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        if main_thread:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _serve(connection: Connection, preset: Preset, out: Path, x64: bool) -> None:
+    """Run the tasks that arrive until the connection closes; a worker process's main function."""
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    jax.config.update("jax_enable_x64", x64)
+    try:
+        while True:
+            assignment: Assignment = connection.recv()
+            error = ""
+            try:
+                study = study_at(assignment.location)
+                plan = study.plan(study.presets[preset])
+                task = next(task for task in plan if task.name == assignment.task)
+                TaskCache(out / study.name / "tasks").run(task)
+            except (ValueError, RuntimeError, OSError) as known:
+                error = f"{type(known).__name__}: {known}"
+            except Exception:
+                error = traceback.format_exc()
+            connection.send(error)
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return
+
+
+def _end_with_parent() -> None:
+    """End this process if its parent is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""The paper's first example: a 2D Gaussian."""

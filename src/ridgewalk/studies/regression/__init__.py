@@ -1,0 +1,1 @@
+"""The paper's second example: regression with more predictors than samples."""

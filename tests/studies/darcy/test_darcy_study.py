@@ -1,0 +1,104 @@
+"""The Darcy studies from data to page, with small networks on small grids."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ridgewalk.studies.darcy import posterior
+from ridgewalk.studies.darcy.run import assemble, plan
+from ridgewalk.studies.darcy.settings import ADAM, BEST, DIAGONAL, PRINTED, PSGLD, SGLD, Settings
+from ridgewalk.studies.framework.runner import run_studies
+from ridgewalk.studies.framework.study import Preset, Study
+
+SMALL = Settings(
+    "source",
+    size=10,
+    samples=40,
+    train=30,
+    held=10,
+    seeds=1,
+    sparsities=(0.5,),
+    methods=(SGLD, BEST, ADAM),
+    batch_size=5,
+    optimiser_steps=40,
+    chain_gradients=150,
+    draws=5,
+    tuned=False,
+    multiscale_samples=2,
+)
+
+TINY = replace(SMALL, size=6, samples=28, train=22, held=10, chain_gradients=80, draws=4, mlp_widths=(8,))
+
+
+def run(settings, folder):
+    study = Study(settings.kind, "", {Preset.quick: settings}, "everything.", plan, assemble)
+    page = run_studies([study], Preset.quick, folder, workers=1).read_text()
+    metrics = json.loads((folder / settings.kind / "metrics.json").read_text())
+    return metrics, {row["method"]: row for row in metrics["numbers"]["runs"]}, page
+
+
+@pytest.fixture(autouse=True)
+def _no_spe10(monkeypatch):
+    monkeypatch.delenv("RIDGEWALK_SPE10", raising=False)
+
+
+def check(metrics, runs, page, folder):
+    (start,) = metrics["numbers"]["starts"]
+    assert {name: row["diverged"] for name, row in runs.items()} == {SGLD: 0, BEST: 0, ADAM: 0}
+    for row in runs.values():
+        assert 0.4 < row["zeros"] <= 0.5, "half of the weights, without biases"
+        assert 0.7 < row["coverage"] <= 1
+        assert row["error"] < 3 * start["error"]
+        assert f"{row['error']:.3f}" in page
+    assert "last_potential" in runs[BEST]
+    assert "last_potential" not in runs[ADAM], "it has no posterior draws"
+    assert not list((folder / "arrays").glob(".*.partial"))
+    assert sorted(path.name for path in folder.glob("*.png")) == ["errors.png", "fields.png"]
+    assert page.count("data:image/png") == 2
+    assert f"{start['weights']:,} weights" in page
+
+
+def test_from_data_to_page_in_seconds(tmp_path):
+    """All of the study but its size: optimiser, statistics, three methods, calibration, report, page."""
+    metrics, runs, page = run(TINY, tmp_path)
+    check(metrics, runs, page, tmp_path / "source")
+    assert metrics["numbers"]["starts"][0]["weights"] == 36 * 8 + 8 + 8 * 60 + 60
+    before = {path: path.read_bytes() for path in (tmp_path / "source").rglob("*.json")}
+    posterior._darcy_posterior.cache_clear()
+    run(TINY, tmp_path)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "source").rglob("*.json")}
+    assert posterior._darcy_posterior.cache_info().currsize == 0, "the report needs no data and no network"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("widths", [(40,), ()])
+def test_from_data_to_page(tmp_path, widths):
+    metrics, runs, page = run(replace(SMALL, mlp_widths=widths), tmp_path)
+    check(metrics, runs, page, tmp_path / "source")
+    assert runs[BEST]["error"] < runs[SGLD]["error"], "forty steps of Adam leave something to learn"
+
+
+@pytest.mark.slow
+def test_both_sides_with_tuning(tmp_path):
+    settings = replace(
+        SMALL,
+        kind="permeability",
+        seeds=2,
+        sparsities=(0.0, 0.5),
+        methods=(SGLD, PSGLD, PRINTED.format(2), DIAGONAL, BEST, ADAM),
+        mirrors=(True, False),
+        secondary_methods=(SGLD, BEST),
+        secondary_sparsities=(0.5,),
+        tuned=True,
+        mlp_widths=(40,),
+    )
+    metrics, _, _ = run(settings, tmp_path)
+    tuning, runs = metrics["numbers"]["tuning"], metrics["numbers"]["runs"]
+    assert [len(row["errors"]) for row in tuning] == [4] * 8
+    for row in tuning:
+        chosen = next(r for r in runs if (r["method"], r["mirror"]) == (row["method"], row["mirror"]))
+        assert chosen["relative_step_size"] == row["relative_step_size"]
+        assert min(error for error in row["errors"] if error is not None) > 0
+    sections = [section["heading"] for section in metrics["report"]["sections"]]
+    assert sections[:2] == ["Errors with the mirror symmetry", "Errors without the mirror symmetry"]
