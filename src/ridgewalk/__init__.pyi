@@ -56,8 +56,6 @@ from ridgewalk.result import posterior_variance as posterior_variance
 from ridgewalk.run.checkpoint import CheckpointError as CheckpointError
 from ridgewalk.run.health import DivergenceError as DivergenceError
 from ridgewalk.run.sample import sample as sample
-from ridgewalk.run.step_size import StepSize as StepSize
-from ridgewalk.run.step_size import find_step_size as find_step_size
 from ridgewalk.samplers import hamcmc as hamcmc
 from ridgewalk.samplers import hasgld_sa as hasgld_sa
 from ridgewalk.samplers import pruned as pruned
@@ -73,6 +71,8 @@ from ridgewalk.surrogates.estimator import SurrogateRegressor as SurrogateRegres
 from ridgewalk.surrogates.model import Model as Model
 from ridgewalk.target import Density as Density
 from ridgewalk.target import Posterior as Posterior
+from ridgewalk.tuning.step_size import StepSize as StepSize
+from ridgewalk.tuning.step_size import find_step_size as find_step_size
 
 __version__: str
 __all__: list[str]

@@ -17,8 +17,8 @@ from ridgewalk.diagnostics.curvature import (
     is_isotropic,
     preconditioned_curvature,
     resolved_preconditioner,
+    stability_bound,
     stability_fraction,
-    stability_limit,
 )
 from ridgewalk.diagnostics.draw_access import (
     MIN_DRAWS,
@@ -437,13 +437,13 @@ def check_temperature(result: Result, measured: Measurements) -> Iterator[Findin
 
 
 def expected_temperature(result: Result, measured: Measurements) -> float:
-    """Temperature over T expected from step size and gradient noise: (1 + fraction) / (1 − ε tr(G H) / (d limit)).
+    """Temperature over T expected from step size and gradient noise: (1 + fraction) / (1 − ε tr(G H) / (d bound)).
 
     A thermostat removes the gradient noise.
     """
     noise = 0.0 if isinstance(result.sampler.dynamics, Thermostat) else measured.noise_fraction
     mean = 0.0 if measured.curvature is None else max(measured.curvature.mean, 0.0)
-    length = min(weighted_step_size(result) * mean / stability_limit(result), 0.9)
+    length = min(weighted_step_size(result) * mean / stability_bound(result), 0.9)
     return (1 + (noise if np.isfinite(noise) else 0.0)) / (1 - length)
 
 

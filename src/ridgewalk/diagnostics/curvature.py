@@ -10,7 +10,7 @@ import numpy as np
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draw_access import alive_info, weighted_step_size
-from ridgewalk.diagnostics.gradients import IndependentBatches, compiled_target
+from ridgewalk.diagnostics.gradients import IndependentBatches, compiled_target, whitened_gradient
 from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.thermostat import Thermostat
@@ -124,10 +124,10 @@ def preconditioned_curvature(result: Result) -> PreconditionedCurvature:
     return PreconditionedCurvature(*(float(x) for x in np.median(pairs, axis=0)))
 
 
-def stability_limit(result: Result) -> float:
+def stability_bound(result: Result) -> float:
     """The largest ε λ_max(G H) at which the dynamics are stable: 2, or with friction α, 2 (2 − α).
 
-    On a Gaussian the variance along a direction with eigenvalue λ is too large by the factor 1 / (1 − ε λ / limit).
+    On a Gaussian the variance along a direction with eigenvalue λ is too large by the factor 1 / (1 − ε λ / bound).
     """
     dynamics = result.sampler.dynamics
     if isinstance(dynamics, Hamiltonian):
@@ -139,8 +139,8 @@ def stability_limit(result: Result) -> float:
 
 
 def stability_fraction(result: Result, curvature: PreconditionedCurvature) -> float:
-    """ε λ_max(G H) relative to its stability limit."""
-    return weighted_step_size(result) * curvature.largest / stability_limit(result)
+    """ε λ_max(G H) relative to the stability bound."""
+    return weighted_step_size(result) * curvature.largest / stability_bound(result)
 
 
 def is_finite(state: State) -> bool:
@@ -165,18 +165,10 @@ def _noise_variance(estimator: GradientEstimator, state: State, batches: PyTree)
     form = layout_of(state.position)
     estimator = with_prior(estimator, state.prior)
 
-    def whitened(batch: PyTree) -> jax.Array:
-        gradient = jax.grad(estimator.target.potential)(state.position, batch)
-        correction = estimator.correction(state.estimator, batch)
-        if correction is not None:
-            gradient = jax.tree.map(jnp.add, gradient, correction)
-        return apply_mask(
-            state.preconditioner.factor_transpose(apply_mask(form.ravel(gradient), state.mask)), state.mask
-        )
-
     def add(carry: tuple[jax.Array, Scalar, Scalar], batch: PyTree) -> tuple[Any, None]:
         mean, squares, count = carry  # Welford's algorithm
-        vector, count = whitened(batch), count + 1
+        vector = whitened_gradient(estimator, state.estimator, state.preconditioner, state.position, batch, state.mask)
+        count = count + 1
         change = vector - mean
         mean = mean + change / count
         return (mean, squares + jnp.vdot(change, vector - mean), count), None

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._types import PyTree, Vector
+from ridgewalk._types import Mask, PyTree, Vector
 from ridgewalk.data import Batches, on_host, read_rows, streamed
-from ridgewalk.gradients import full_gradient_from_host
+from ridgewalk.gradients import GradientEstimator, full_gradient_from_host
+from ridgewalk.pruning import apply_mask
 from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result
 from ridgewalk.target import Density, Posterior, Target
@@ -31,6 +32,18 @@ def targets_by_chain(result: Result) -> list[Target]:
     """One target for all chains; with an adaptive prior one for each that did not diverge, with its final state."""
     target, states = result.estimator.target, result.alive_states
     return [target] if states[0].prior is None else [target.frozen(state.prior) for state in states]
+
+
+def whitened_gradient(
+    estimator: GradientEstimator, memory: Any, operator: Any, position: PyTree, batch: PyTree, mask: Mask = None
+) -> Vector:
+    """Sᵀ times the gradient estimate at a position, as a flat vector; zero in pruned parameters."""
+    form = layout_of(position)
+    gradient = form.ravel(jax.grad(estimator.target.potential)(position, batch))
+    correction = estimator.correction(memory, batch)
+    if correction is not None:
+        gradient = gradient + form.ravel(correction)
+    return apply_mask(operator.factor_transpose(apply_mask(gradient, mask)), mask)
 
 
 class IndependentBatches:

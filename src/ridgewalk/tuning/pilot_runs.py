@@ -1,4 +1,4 @@
-"""Short runs that show where a chain goes and what a step size does to it."""
+"""Pilot runs: short runs that adapt the preconditioner, provide probe points and check a step size."""
 
 import math
 from dataclasses import replace
@@ -16,29 +16,30 @@ from ridgewalk.precondition.base import Preconditioner, Settling, Unchanging
 from ridgewalk.precondition.dense import Dense
 from ridgewalk.result import Result
 from ridgewalk.run.health import DivergenceError
-from ridgewalk.run.local_fit import fit
-from ridgewalk.run.local_law import LocalModel, excess_potential
-from ridgewalk.run.local_look import Places
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.sample import sample
+from ridgewalk.tuning.local_curvature import ProbePoints, fit_local_gaussian
+from ridgewalk.tuning.local_gaussian import LocalGaussian, excess_potential
 
 CHAINS = 2
 DRAWS = 32
-PLACES = 4
-"""Chains of a pilot run, draws kept of each, and how many of the last ones curvature and noise are looked at."""
+"""Chains of a pilot run, and draws kept of each."""
+
+PROBE_POINTS = 4
+"""Draws of each chain at which curvature and noise are measured, from the second half of the run."""
 
 CHECK_CHAINS, CHECK_STEPS = 8, 1_000
-"""Chains of the step-halving check, whose differences give its standard error, and their length."""
+"""Chains of the step-halving check, from whose differences its standard error is estimated, and their length."""
 
 STANDARD_ERRORS = 2.5
-"""By so many the potential must exceed the prediction in the step-halving check to be believed."""
+"""Standard errors by which the potential must exceed the prediction for a step-halving check to fail."""
 
-MOST_TRIES = 8
+MAX_TRIES = 8
 
 
 @pytree_dataclass
-class Frozen(Unchanging):
-    """A G that has been learnt, as it is."""
+class FrozenPreconditioner(Unchanging):
+    """The preconditioner of a pilot run's final state, without further adaptation."""
 
     operator: Any = array_field()
 
@@ -47,8 +48,8 @@ class Frozen(Unchanging):
         return self.operator
 
 
-class Halving(NamedTuple):
-    """Mean potential at ε less that at ε/2, its standard error, and what the local model expects."""
+class StepHalvingCheck(NamedTuple):
+    """Mean potential at ε minus that at ε/2, its standard error, and the prediction of the local Gaussian model."""
 
     step_size: float
     measured: float
@@ -57,36 +58,33 @@ class Halving(NamedTuple):
     passed: bool
 
 
-class Pilots:
-    """Short runs, each from where the last one ended."""
+class PilotRuns:
+    """Short runs, each started from the final positions of the one before."""
 
     def __init__(
         self,
         key: Key,
         sampler: Sampler,
         estimator: GradientEstimator,
-        seen: GradientEstimator,
+        compiled: GradientEstimator,
         batch_size: int | None,
         position: PyTree,
     ) -> None:
-        self.key, self.sampler, self.estimator, self.seen = key, sampler, estimator, seen
+        self.key, self.sampler, self.estimator, self.compiled = key, sampler, estimator, compiled
         self.batch_size = batch_size
         self.starts = jax.tree.map(lambda x: jnp.broadcast_to(x, (CHAINS, *x.shape)), position)
         self.runs = 0
         self.result: Result
 
-    def _sample(self, step_size: float, length: int, **options: Any) -> Result | None:
-        """Chains from where the last ones ended; None where one diverged.
-
-        A run that Ctrl-C or SIGTERM has cut short is of no use: here they end the search as Ctrl-C does elsewhere.
-        """
+    def _sample(self, step_size: float, steps: int, **options: Any) -> Result | None:
+        """Chains from the last positions; None if one diverged. A run that was interrupted raises KeyboardInterrupt."""
         try:
             result = sample(
                 jax.random.fold_in(self.key, self.runs),
                 self.sampler,
                 self.estimator,
                 self.starts,
-                steps=length,
+                steps=steps,
                 step_size=step_size,
                 batch_size=self.batch_size,
                 chains=jax.tree.leaves(self.starts)[0].shape[0],
@@ -100,77 +98,81 @@ class Pilots:
             raise KeyboardInterrupt
         return result if result.alive.all() else None
 
-    def run(self, step_size: float, length: int) -> float:
-        """A run at `step_size`, or at a smaller one where chains diverge; the step size it was made with."""
+    def run(self, step_size: float, steps: int) -> float:
+        """Run at `step_size`, or at a smaller one if chains diverge. Returns the step size that was used."""
         self.runs += 1
-        for _ in range(MOST_TRIES):
-            result = self._sample(step_size, length, thin=length // DRAWS)
+        for _ in range(MAX_TRIES):
+            result = self._sample(step_size, steps, thin=steps // DRAWS)
             if result is not None:
-                self.result, self.length = result, length
+                self.result, self.steps = result, steps
                 self.starts = jax.tree.map(
                     lambda *leaves: jnp.stack(leaves), *[state.position for state in result.final_states]
                 )
                 return step_size
             step_size /= 4
         raise DivergenceError(
-            f"chains of {length} steps diverge at all step sizes down to {4 * step_size:.2g}; start nearer a mode, or "
+            f"chains of {steps} steps diverge at all step sizes down to {4 * step_size:.2g}; start nearer a mode, or "
             "check that the log density is smooth there"
         )
 
-    def look(self, rows: Rows, rule: Preconditioner) -> list[LocalModel]:
-        """Curvature and gradient noise at some of the last draws, seen through what each chain has learnt."""
+    def fit_models(self, rows: Rows, rule: Preconditioner) -> list[LocalGaussian]:
+        """The local Gaussian model at the last draws, one for the preconditioner of each chain if it adapts."""
         estimator, lag = self.estimator, 1
         if isinstance(estimator, SVRG):
-            lag = min(max(1, round(estimator.every * DRAWS / self.length / 2)), DRAWS // 2)
-        chosen = DRAWS - 1 - np.arange(PLACES) * (DRAWS // 2 // PLACES)
+            lag = min(max(1, round(estimator.every * DRAWS / self.steps / 2)), DRAWS // 2)
+        chosen = DRAWS - 1 - np.arange(PROBE_POINTS) * (DRAWS // 2 // PROBE_POINTS)
 
         def take(back: int) -> PyTree:
             return jax.tree.map(lambda x: x[:, chosen - back].reshape(-1, *x.shape[2:]), self.result.kept_positions())
 
         key = jax.random.fold_in(self.key, 1_000 + self.runs)
-        places, states = Places(take(0), take(lag)), self.result.final_states
+        points, states = ProbePoints(take(0), take(lag)), self.result.final_states
         if isinstance(rule.learner, Unchanging):
             states = states[:1]
-        models = [fit(key, with_prior(self.seen, s.prior), s.preconditioner, places, rows) for s in states]
-        # Where G is H⁻¹ in the end, directions not learnt yet will be.
-        return [model.settled() for model in models] if isinstance(rule.learner, Dense) else models
+        models = [
+            fit_local_gaussian(key, with_prior(self.compiled, state.prior), state.preconditioner, points, rows)
+            for state in states
+        ]
+        # The dense form converges to G = H⁻¹: directions that have not adapted yet will.
+        return [model.at_fixed_point() for model in models] if isinstance(rule.learner, Dense) else models
 
-    def check_halving(
-        self, step_size: float, model: LocalModel, rule: Preconditioner
-    ) -> tuple[float, tuple[Halving, ...]]:
-        """Runs at ε and ε/2 with the same random numbers and the learnt G; the step size they leave, what they show.
+    def check_step_halving(
+        self, step_size: float, model: LocalGaussian, rule: Preconditioner
+    ) -> tuple[float, tuple[StepHalvingCheck, ...]]:
+        """Compare runs at ε and ε/2 with the same random numbers and the final G; lower ε until the check passes.
 
-        Where the potential rises f times as much as predicted, so does the bias: with bias ∝ f ε and Monte Carlo
-        variance ∝ 1/ε the best step size is f^{−2/3} times the one chosen. The next check expects f times the
+        If the potential rises f times as much as predicted, so does the bias: with bias ∝ f ε and Monte Carlo
+        variance ∝ 1/ε the optimal step size is f^{−2/3} times the chosen one. The next check expects f times the
         prediction.
         """
         self.runs += 1
         if isinstance(rule.learner, Settling):
-            self.sampler = replace(self.sampler, preconditioner=Frozen(self.result.final_states[0].preconditioner))
+            frozen = FrozenPreconditioner(self.result.final_states[0].preconditioner)
+            self.sampler = replace(self.sampler, preconditioner=frozen)
         self.estimator = with_prior(self.estimator, self.result.final_states[0].prior)
         self.starts = jax.tree.map(lambda x: jnp.concatenate([x] * (CHECK_CHAINS // CHAINS)), self.starts)
-        found: list[Halving] = []
+        checks: list[StepHalvingCheck] = []
         scale = 1.0
-        for _ in range(MOST_TRIES):
-            full, half = self._potentials(step_size), self._potentials(step_size / 2)
+        for _ in range(MAX_TRIES):
+            full, half = self._mean_potentials(step_size), self._mean_potentials(step_size / 2)
             predicted = excess_potential(self.sampler.dynamics, step_size, model, CHECK_STEPS)
             if full is None or half is None:
-                found.append(Halving(step_size, math.inf, 0.0, scale * predicted, False))
+                checks.append(StepHalvingCheck(step_size, math.inf, 0.0, scale * predicted, False))
                 step_size /= 4
                 continue
             error = float((full - half).std(ddof=1) / math.sqrt(CHECK_CHAINS))
             measured = float((full - half).mean())
             passed = measured - STANDARD_ERRORS * error <= scale * predicted
-            found.append(Halving(step_size, measured, error, scale * predicted, passed))
+            checks.append(StepHalvingCheck(step_size, measured, error, scale * predicted, passed))
             if passed:
-                return step_size, tuple(found)
+                return step_size, tuple(checks)
             before, scale = scale, (measured - error) / predicted
             step_size *= max((scale / before) ** (-2 / 3), 1 / 2)
         raise DivergenceError(
             f"no step size down to {step_size:.2g} passes the step-halving check; start nearer a mode"
         )
 
-    def _potentials(self, step_size: float) -> np.ndarray | None:
-        """The mean potential of each chain in the second half of a run."""
+    def _mean_potentials(self, step_size: float) -> np.ndarray | None:
+        """The mean potential of each chain in the second half of a run; None if one diverged."""
         result = self._sample(step_size, CHECK_STEPS, burn_in=CHECK_STEPS // 2, thin=4, keep="moments")
         return None if result is None else np.asarray(result.info.potential, float).mean(axis=1)
