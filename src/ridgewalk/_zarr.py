@@ -398,14 +398,16 @@ def open_group(
             array.check_chunks()
     checked = store(folder, read_only=mode == "r")
     checked.arrays, checked.complete = info.arrays, complete
+    place = folder
     try:
         group = zarr.open_group(checked, mode=mode, zarr_format=3, use_consolidated=False)
         for name in info.arrays:
+            place = folder / name
             group[name]
     except OSError:
         raise
     except Exception as error:  # zarr's own checks raise many kinds
-        raise DamagedFileError(folder, f"zarr cannot open it ({error})") from error
+        raise DamagedFileError(place / METADATA, f"zarr cannot open it ({error})") from error
     return group
 
 

@@ -11,13 +11,13 @@ from tests.run.problems import assert_same_run, run
 
 import ridgewalk as rw
 from ridgewalk.diagnostics.mixing import effective_sample_size
-from ridgewalk.run import stores
+from ridgewalk.run import zarr_store
 
 OPTIONS = {"chains": 2, "burn_in": 7, "thin": 3}
 
 
 def test_a_store_holds_the_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "MOST_DRAWS", 4)  # several pieces, the last one partly filled
+    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 4)  # several chunks, the last one partly filled
     kept, stored = run(**OPTIONS), run(**OPTIONS, store=tmp_path / "draws.zarr")
     assert_same_run(kept, stored)
     with xarray.open_zarr(tmp_path / "draws.zarr", group="posterior", consolidated=False) as posterior:
@@ -39,16 +39,16 @@ def test_a_store_names_the_leaves_of_a_model(tmp_path):
 
 
 def test_a_store_can_be_read_while_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "MOST_DRAWS", 5)
+    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 5)
     seen = []
-    write = stores.ZarrStore.write
+    write = zarr_store.ZarrStore.write
 
     def looked_at(store, first, draws):
         write(store, first, draws)
         with xarray.open_zarr(store.path, group="posterior", consolidated=False) as posterior:
             seen.append(int(posterior["position"].notnull().all("position_dim_0").sum()))
 
-    monkeypatch.setattr(stores.ZarrStore, "write", looked_at)
+    monkeypatch.setattr(zarr_store.ZarrStore, "write", looked_at)
     run(store=tmp_path / "s")
     assert len(seen) > 2
     assert seen == sorted(seen)

@@ -1,6 +1,7 @@
-"""The disk side of a run: where its draws and checkpoints go, and what an earlier process left of them."""
+"""Writes the draws and checkpoints of a run, and finds what an earlier process of the same run has written."""
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -10,23 +11,23 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from ridgewalk._io import sole_writer
+from ridgewalk._io import DamagedFileError, sole_writer
 from ridgewalk._types import PyTree
 from ridgewalk.run import checkpoint
-from ridgewalk.run.background import Background
+from ridgewalk.run.background import WriterThread
 from ridgewalk.run.checkpoint import Checkpoint, CheckpointError
 from ridgewalk.run.fingerprint import describe, differences
 from ridgewalk.run.plan import Plan
-from ridgewalk.run.stores import MemoryStore, ZarrStore, settings_of
+from ridgewalk.run.stores import DrawStore, MemoryStore
 
 T = TypeVar("T")
 
 DRAWS = "draws.zarr"
-"""Where a checkpointed run that keeps its draws in memory also has them on disk."""
+"""Where a run with checkpoints, and without a store of the user's choice, keeps its draws on disk."""
 
 
-class Archive:
-    """Draws and checkpoints of one run. A checkpoint is written after the draws it counts are on the disk."""
+class RunWriter:
+    """Writes draws and checkpoints of one run. A checkpoint is written after the draws it counts are on the disk."""
 
     def __init__(
         self,
@@ -49,12 +50,18 @@ class Archive:
             if self.folder is not None:
                 self._open_folder(resume)
             path = self.store_path or (self.folder / DRAWS if self.folder is not None else None)
-            self.draws = MemoryStore(like, plan.chains, plan.draws) if path is None else self._store(path, like, resume)
+            self.draws: DrawStore = (
+                MemoryStore(like, plan.chains, plan.draws)
+                if path is None
+                else self._call(self._store, path, like, resume)
+            )
+            self._open.callback(self.draws.close)
         except BaseException:
             self._open.close()
             raise
-        self._disk = Background()
-        self._open.callback(self._disk.close)
+        self._masked: list[tuple[int, int]] = []
+        self._thread = WriterThread()
+        self._open.callback(self._thread.close)
 
     def _open_folder(self, resume: bool) -> None:
         """Take hold of the checkpoint folder, and read the newest checkpoint where a run is to be resumed."""
@@ -94,21 +101,29 @@ class Archive:
         """The settings that must agree when a run that has made `step` steps is resumed."""
         return {**describe(self.settings), "step_sizes": describe(self.plan.step_sizes.described(step))}
 
-    def _store(self, path: Path, like: dict[str, PyTree], resume: bool) -> ZarrStore:
-        mine = self.folder is not None and path == self.folder / DRAWS
-        if path.exists():
-            self._check_store(path, resume or mine)
-            store = ZarrStore(path, like)
-            store.grow(self.plan.draws)
-        else:
+    def _store(self, path: Path, like: dict[str, PyTree], resume: bool) -> DrawStore:
+        """Open the store of an earlier process and verify the draws that the checkpoint counts, or create one."""
+        from ridgewalk.run.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is slow to import)
+
+        own = self.folder is not None and path == self.folder / DRAWS
+        if not os.path.lexists(path):
             if self.found is not None:
                 raise CheckpointError(f"store: {path} is gone, but the checkpoint counts draws in it; put it back")
-            about = {"settings": self.described(0)}
-            store = self._guarded(ZarrStore.create, path, like, self.plan.chains, self.plan.draws, about)
-        store.restart(self.plan.draws_by(0 if self.found is None else self.found.step))
+            return ZarrStore.create(path, like, self.plan.chains, self.plan.draws, self.described(0))
+        self._check_store(path, resume or own)
+        store = ZarrStore(path, like, self.plan.chains, self.plan.draws)
+        manifest = None if self.found is None else self.found.store
+        if self.found is not None and manifest is None:
+            raise CheckpointError(
+                f"checkpoint: step {self.found.step} in {self.folder} does not say what {path} held, as those of "
+                "ridgewalk 0.1 did not; finish the run with that version, or choose another checkpoint folder"
+            )
+        store.restart(self.plan.draws_by(self.start), manifest)
         return store
 
     def _check_store(self, path: Path, resume: bool) -> None:
+        from ridgewalk.run.zarr_store import settings_of  # noqa: PLC0415
+
         if not resume:
             raise ValueError(f"store: {path} exists; choose another name, or resume the run that wrote it")
         written_with = settings_of(path)
@@ -124,19 +139,21 @@ class Archive:
         """The steps that were made before."""
         return 0 if self.found is None else self.found.step
 
-    def take(self, first: int, draws: dict[str, PyTree]) -> None:
+    def write(self, first: int, draws: dict[str, PyTree]) -> None:
         """Keep draws from number `first` on."""
-        if isinstance(self.draws, MemoryStore):
+        if self.draws.in_background:
+            self._thread.submit(self._call, self.draws.write, first, draws)
+        else:
             self.draws.write(first, draws)
-        else:
-            self._disk.submit(self._guarded, self.draws.write, first, draws)
 
-    def blank(self, chain: int, draw: int) -> None:
-        """NaN for a draw taken before."""
-        if isinstance(self.draws, MemoryStore):
-            self.draws.blank(chain, draw)
-        else:
-            self._disk.submit(self._guarded, self.draws.blank, chain, draw)
+    def mask_draw(self, chain: int, draw: int) -> None:
+        """Replace a draw that was written before by NaN, at the latest with the next checkpoint."""
+        self._masked.append((chain, draw))
+
+    def _submit_masks(self) -> None:
+        masked, self._masked = self._masked, []
+        if masked:
+            self._thread.submit(self._call, self.draws.mask_draws, masked)
 
     def due(self, step: int) -> bool:
         """Whether it is time for a checkpoint after `step` steps."""
@@ -152,15 +169,22 @@ class Archive:
             return
         self._saved_at, self._saved_step = time.monotonic(), step
         leaves = [np.array(leaf) for leaf in jax.tree.leaves(arrays)]
-        self._disk.submit(self._guarded, self.draws.flush)
-        self._disk.submit(checkpoint.write, self.folder, Checkpoint(step, leaves, self.described(step)))
+        self._submit_masks()
+        self._thread.submit(self._write_checkpoint, self.folder, Checkpoint(step, leaves, self.described(step)))
 
-    def _guarded(self, call: Callable[..., T], *arguments: Any) -> T:
+    def _write_checkpoint(self, folder: Path, state: Checkpoint) -> None:
+        self._call(self.draws.flush)
+        checkpoint.write(folder, dataclasses.replace(state, store=self.draws.manifest()))
+
+    def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call a method of the store; its errors say what to do."""
+        again = "" if self.folder is None else ", then make the same call with resume=True"
         try:
             return call(*arguments)
+        except DamagedFileError as error:
+            raise CheckpointError(f"store: {error}") from error
         except OSError as error:
             place = self.store_path or self.folder
-            again = "" if self.folder is None else ", then make the same call with resume=True"
             raise OSError(
                 error.errno,
                 f"store: draws could not be written to {place} ({error.strerror}); free space or make it writable"
@@ -168,11 +192,20 @@ class Archive:
             ) from error
 
     def finish(self) -> None:
-        """Everything that was taken is on the disk."""
-        if isinstance(self.draws, ZarrStore):
-            self._disk.submit(self._guarded, self.draws.flush)
-        self._disk.finish()
+        """Wait until everything is written."""
+        self._submit_masks()
+        self._thread.submit(self._call, self.draws.finish)
+        self._thread.finish()
+
+    def result_draws(self, draws: int) -> dict[str, PyTree]:
+        """The first draws: positions and collected values on disk where the user asked for a store."""
+        if self.store_path is None:
+            groups: dict[str, PyTree] = self._call(self.draws.read, draws)
+            return groups
+        groups = self.draws.arrays()
+        info = jax.tree.map(lambda leaf: np.asarray(leaf[:, :draws]), groups["sample_stats"])
+        return {**groups, "sample_stats": info}
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Release files and threads."""
         self._open.close()

@@ -13,6 +13,11 @@ from ridgewalk.kernel import Info
 from ridgewalk.result import Moments
 
 
+def statistics_dtype(dtype: Any) -> Any:
+    """The dtype of what is computed from numbers of a dtype: float32 at least, for float16 and bfloat16."""
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
 class Draws(NamedTuple):
     """The draws of one chunk, with leading axes (slot, chain), and the moments of all draws so far."""
 
@@ -36,20 +41,21 @@ class Recording:
     eager: bool
 
     def empty(self, position: PyTree, info: Info, slots: int) -> Draws:
-        """Room for the draws of a chunk; `position` and `info` have a leading axis with the chains."""
+        """Buffers for the draws of a chunk; `position` and `info` have a leading axis with the chains."""
 
-        def room(tree: PyTree) -> PyTree:
+        def zeros(tree: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), tree)
 
         collected = None
         if self.collect is not None:
-            collected = room(jax.eval_shape(jax.vmap(self.collect), position))
+            collected = zeros(jax.eval_shape(jax.vmap(self.collect), position))
         moments = None
         if self.moments:
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), position)
-            weight = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
-            moments = Moments(weight, zeros, jax.tree.map(jnp.copy, zeros))
-        return Draws(room(position) if self.positions else None, collected, room(info), moments)
+            mean = jax.tree.map(lambda x: jnp.zeros(x.shape, statistics_dtype(x.dtype)), position)
+            weight = jnp.zeros((), statistics_dtype(jnp.result_type(*jax.tree.leaves(position))))
+            moments = Moments(weight, mean, jax.tree.map(jnp.copy, mean))
+        info = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, statistics_dtype(x.dtype)), info)
+        return Draws(zeros(position) if self.positions else None, collected, zeros(info), moments)
 
     def write(
         self, draws: Draws, slot: Scalar, due: Scalar, flat: jax.Array, unravel: Unravel, info: Info, weight: Scalar
@@ -57,7 +63,7 @@ class Recording:
         """The draws with this one, flat vectors (chain, d), in its slot, if it is due."""
 
         def put(store: jax.Array, value: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_index_in_dim(store, value, slot, 0)
+            return jax.lax.dynamic_update_index_in_dim(store, value.astype(store.dtype), slot, 0)
 
         def act(draws: Draws, flat: jax.Array) -> Draws:
             position = unravel(flat)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ridgewalk._types import Key, PyTree
@@ -17,7 +16,7 @@ from ridgewalk.gradients import GradientEstimator, as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.result import ChainStatus, Result
 from ridgewalk.run import checks
-from ridgewalk.run.archive import Archive
+from ridgewalk.run.archive import RunWriter
 from ridgewalk.run.finite import suspects
 from ridgewalk.run.groups import ChainMethod, Group, Stream, split_chains
 from ridgewalk.run.loop import Chunk, block_length
@@ -27,7 +26,6 @@ from ridgewalk.run.recording import Recording, join_moments
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.session import Session
 from ridgewalk.run.step_sizes import StepSizes
-from ridgewalk.run.stores import ZarrStore
 from ridgewalk.target import Density, Posterior, Target
 
 CHUNK_NUMBERS = 2**22
@@ -153,7 +151,7 @@ def sample(
         "collect": collect,
         "x64": bool(jax.config.read("jax_enable_x64")),
     }
-    archive = Archive(plan, groups[0].like(), settings, store, checkpoint, parse_every(every), resume)
+    archive = RunWriter(plan, groups[0].like(), settings, store, checkpoint, parse_every(every), resume)
     with contextlib.closing(archive):
         session = Session(plan, groups, archive, slots)
         session.run(progress)
@@ -170,23 +168,19 @@ def _result(
 ) -> Result:
     """The draws and states of a session that has ended."""
     draws, archive = session.plan.draws_by(session.step), session.archive
-    if archive.store_path is not None and isinstance(archive.draws, ZarrStore):
-        rooms = archive.draws.lazy()
-        rooms["sample_stats"] = jax.tree.map(lambda x: np.asarray(x[:, :draws]), rooms["sample_stats"])
-    else:
-        rooms = archive.draws.read(draws)
+    groups = archive.result_draws(draws)
     moments = [group.carry.draws.moments for group in session.groups]
     return Result(
-        positions=rooms.get("posterior"),
+        positions=groups.get("posterior"),
         final_states=tuple(state for group in session.groups for state in group.chain_states()),
-        info=rooms["sample_stats"],
+        info=groups["sample_stats"],
         step_sizes=session.plan.draw_step_sizes(draws),
         sampler=sampler,
         estimator=estimator,
         batch_size=batch_size,
         status=status,
         steps=session.step,
-        collected=rooms.get("collected"),
+        collected=groups.get("collected"),
         moments=None if moments[0] is None else join_moments(moments),
         store=archive.store_path,
         burn_in=session.plan.burn_in,

@@ -10,7 +10,7 @@ import numpy as np
 from ridgewalk._step_count import words
 from ridgewalk._types import PyTree
 from ridgewalk.result import ChainStatus
-from ridgewalk.run.archive import Archive
+from ridgewalk.run.archive import RunWriter
 from ridgewalk.run.finite import FIX
 from ridgewalk.run.groups import Group
 from ridgewalk.run.health import CAUSES, ENDED_OUTSIDE, EXPLODED, DivergenceError, hint, stability_limit
@@ -24,7 +24,7 @@ from ridgewalk.run.stopping import stop_request
 class Session:
     """All chains of one call of `sample`, and the step they have come to."""
 
-    def __init__(self, plan: Plan, groups: list[Group], archive: Archive, slots: int) -> None:
+    def __init__(self, plan: Plan, groups: list[Group], archive: RunWriter, slots: int) -> None:
         self.plan, self.groups, self.archive, self.slots = plan, groups, archive, slots
         self.step = archive.start
         if archive.found is not None:
@@ -87,7 +87,7 @@ class Session:
         if last > first:
             parts = [group.draws(last - first) for group in self.groups]
             draws = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-            self.archive.take(first, self._blank(draws, first, last))
+            self.archive.write(first, self._blank(draws, first, last))
         else:
             jax.block_until_ready([group.carry.health for group in self.groups])
 
@@ -111,7 +111,7 @@ class Session:
         for chain, bad in enumerate(np.where(self._outside, self.step, self.bad_steps)):
             count = self.plan.draws_by(int(bad)) if bad >= 0 else 0
             if count and self.plan.burn_in + self.plan.thin * count == bad:
-                self.archive.blank(chain, count - 1)
+                self.archive.mask_draw(chain, count - 1)
 
     def _diverged(self, chain: int, step: int, cause: int, start: PyTree) -> ChainStatus:
         """Why a chain diverged: bad data (those in memory were tried before the run), or steps too large."""
