@@ -1,6 +1,7 @@
 """`Result.check()` finds every fault in a run that has it, and nothing in healthy runs."""
 
 import contextlib
+import dataclasses
 import signal
 
 import jax.numpy as jnp
@@ -222,6 +223,16 @@ def test_diverged_chains_are_reported_and_left_out():
     assert np.isfinite(result.summary().to_numpy()).all()
     assert result.to_arviz()["posterior"].chain.to_numpy().tolist() == [0, 1]
     assert np.isfinite(rw.stein_discrepancy(result, max_draws=100))
+
+
+def test_nan_draws_of_chains_that_did_not_diverge():
+    result = run(rw.sgld(), GAUSSIAN.target, 2, step_size=0.03, burn_in=100, steps=2_000)
+    positions = np.array(result.positions)
+    positions[1, 40:50] = np.nan
+    report = dataclasses.replace(result, positions=positions).check()
+    assert "nan_draws" in report.names, str(report)
+    assert "10 draws" in str(report)
+    assert "nan_draws" not in result.check().names
 
 
 def quartic(x):

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk.data import Batches
@@ -276,7 +278,7 @@ def _gradient_batch_size(result: Result) -> int | None:
 
 
 def check_outcome(result: Result) -> Iterator[Finding]:
-    """Chains that diverged, and a run that was interrupted."""
+    """Chains that diverged, NaN in the draws of the others, and a run that was interrupted."""
     diverged = [(i, status) for i, status in enumerate(result.status) if not status.alive]
     if diverged:
         details = "; ".join(f"chain {i} {status}" for i, status in diverged)
@@ -285,12 +287,32 @@ def check_outcome(result: Result) -> Iterator[Finding]:
             f"{len(diverged)} of {len(result.status)} chains diverged and are left out everywhere: {details}",
             "lower step_size: the other chains may diverge in a longer run",
         )
+    lost = nan_draws(result)
+    if lost:
+        yield Finding(
+            "nan_draws",
+            f"{lost:,} draws of chains that did not diverge are NaN",
+            "if the draws are in a store, its files were damaged or replaced: restore them, or run again",
+        )
     if any(status.outcome == "interrupted" for status in result.status):
         yield Finding(
             "interrupted",
             f"the run was interrupted after {result.steps:,} steps",
             "resume it: the same call with resume=True, if it had a checkpoint folder",
         )
+
+
+def nan_draws(result: Result) -> int:
+    """How many draws of chains that did not diverge hold NaN."""
+    lost = np.zeros((result.chains, result.draws), bool)
+    for leaf in jax.tree.leaves((result.positions, result.info.potential)):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        at_once = max(1, MAX_NUMBERS // max(1, leaf.shape[0] * math.prod(leaf.shape[2:])))
+        for first in range(0, result.draws, at_once):
+            part = np.asarray(leaf[:, first : min(first + at_once, result.draws)])
+            lost[:, first : first + part.shape[1]] |= np.isnan(part).any(axis=tuple(range(2, part.ndim)))
+    return int(lost[result.alive].sum())
 
 
 def check_mixing(measured: Measurements) -> Iterator[Finding]:
