@@ -43,13 +43,6 @@ def complaints(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray, *, b
     return found
 
 
-def covariance_error(draws: np.ndarray, covariance: np.ndarray) -> float:
-    """Mean absolute log eigenvalue of the whitened sample covariance: 0 for the exact one."""
-    flat = draws.reshape(-1, draws.shape[-1])
-    factor = np.linalg.inv(np.linalg.cholesky(covariance))
-    return float(np.abs(np.log(np.linalg.eigvalsh(factor @ np.cov(flat.T) @ factor.T))).mean())
-
-
 def gaussian_kl(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float:
     """KL(N(sample mean, sample covariance) ‖ N(mean, covariance))."""
     flat = draws.reshape(-1, draws.shape[-1])

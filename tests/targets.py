@@ -50,13 +50,6 @@ def linear_regression(size: int = 400) -> Known:
     return Known(rw.Posterior(log_prior, log_likelihood, data), mean, np.linalg.inv(precision))
 
 
-def paper_gaussian() -> Known:
-    """The paper's example: σ_x = 0.12, σ_y = 1, correlation −0.95."""
-    covariance = np.array([[0.12**2, -0.95 * 0.12], [-0.95 * 0.12, 1.0]])
-    precision = jnp.asarray(np.linalg.inv(covariance))
-    return Known(rw.Density(lambda x: -0.5 * x @ precision @ x), np.zeros(2), covariance)
-
-
 def banana() -> Known:
     """x ~ N(0, 1), y | x ~ N(x²/4, 0.5²): bent, without a funnel. Mean and covariance by hand."""
 

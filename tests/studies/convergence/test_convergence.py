@@ -11,6 +11,7 @@ from ridgewalk.schedules import PowerDecay
 from ridgewalk.studies.convergence import study
 from ridgewalk.studies.convergence.measure import (
     BiasRow,
+    ChainSettings,
     OperatorRow,
     conjugate_regression,
     predicted_slope,
@@ -27,8 +28,8 @@ def test_prediction_of_the_bias_holds_for_the_true_covariance():
     """With G = Σ, ε = 0.2 and batches of 50 of 1,000; without the gradient's noise, or half of it, it would not."""
     problem = conjugate_regression()
     sampler = Sampler(Langevin(), fixed(np.linalg.inv(problem.hessian)))
-    run = {"x": 0.2, "seed": 0, "step_size": 0.2, "steps": 4_000, "chains": 16}
-    measured = variance_bias(problem, sampler, **run, batch_size=50)
+    run = ChainSettings(seed=0, step_size=0.2, steps=4_000, chains=16)
+    measured = variance_bias(problem, sampler, run, x=0.2, batch_size=50)
     predicted = predicted_variance_bias(0.2, whitened_gradient_noise(problem, 50))
     assert predicted > 2
     # To leading order: a random Hessian adds a share of about ε d / n = 0.016 more.

@@ -1,8 +1,11 @@
 """The regression study: its data, its errors and its comparisons against answers known beforehand; and its claims."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ridgewalk as rw
 from ridgewalk.studies.framework.comparison import best_rows
 from ridgewalk.studies.regression import study
 from ridgewalk.studies.regression.data import (
@@ -167,3 +170,33 @@ def test_hasgld_sa_errs_less_than_sgld_sa_in_the_second_half_and_is_there_in_hal
     assert found.excess["mse"].holds
     assert found.excess["mae"].holds
     assert found.reach.holds
+
+
+def check_selection(seed, steps):
+    """β₁ or its neighbour β₂ is selected, zeros are not; β₂ alone, at 1.4 standard errors, is reported only."""
+    target = posterior(data_set(seed).training, sparse=True)
+    start = jnp.zeros(PREDICTORS, jnp.float32)
+    result = rw.sample(
+        jax.random.key(seed), rw.hasgld_sa(), target, start, steps=steps, step_size=0.1, burn_in=steps // 2,
+        progress=False,
+    )  # fmt: skip
+    (inclusion,) = result.inclusion_probabilities
+    prior = result.final_states[0].prior
+    print(
+        f"seed {seed}: P(β₁ ≠ 0) {inclusion[0]:.3f}, P(β₂ ≠ 0) {inclusion[1]:.3f}, zeros below 0.5: "
+        f"{int((inclusion[2:] < 0.5).sum())}, σ {float(prior.sigma):.2f}, δ {float(prior.delta):.4f}"
+    )
+    assert inclusion.dtype == np.float32
+    assert inclusion[:2].max() > 0.5
+    assert (inclusion[2:] < 0.5).sum() >= 190
+    assert 1.0 < prior.sigma < 2.2  # √3, and β₂'s part of the variance
+
+
+def test_one_seed_selects_the_weights():
+    check_selection(0, 4_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_seeds_select_the_weights(seed):
+    check_selection(seed, 20_000)

@@ -22,6 +22,15 @@ THIN = 5
 """Every fifth position is kept: those between add little information."""
 
 
+class ChainSettings(NamedTuple):
+    """Seed, step size, length and number of the chains of a measurement."""
+
+    seed: int
+    step_size: float
+    steps: int
+    chains: int
+
+
 class OperatorRow(NamedTuple):
     """G of every chain, whitened, at several k."""
 
@@ -165,70 +174,42 @@ def predicted_slope(k: np.ndarray, adaptation: PowerDecay) -> float:
 
 
 def variance_bias(
-    problem: BenchmarkPosterior,
-    sampler: Sampler,
-    *,
-    x: float,
-    seed: int,
-    step_size: float,
-    steps: int,
-    chains: int,
-    batch_size: int | None = None,
+    problem: BenchmarkPosterior, sampler: Sampler, run: ChainSettings, *, x: float, batch_size: int | None = None
 ) -> BiasRow:
     """The bias of φ(θ) = (θ − μ)ᵀ H (θ − μ) / d, whose posterior mean is 1; the first quarter is burn-in."""
     result = run_chains(
         sampler,
         problem.target,
         jnp.asarray(problem.mode),
-        seed=seed,
-        steps=steps,
-        step_size=step_size,
-        chains=chains,
-        burn_in=steps // 4,
+        **run._asdict(),
+        burn_in=run.steps // 4,
         batch_size=batch_size,
         thin=THIN,
     )
     if result is None:
-        return BiasRow(x, chains)
+        return BiasRow(x, run.chains)
     deviations = np.asarray(result.positions, float)[result.alive] - problem.mode
     phi = np.sum((deviations @ np.linalg.cholesky(problem.hessian)) ** 2, axis=-1) / problem.mode.size
     averages = phi.mean(axis=1)
     mean, se = mean_and_se(averages)
-    return BiasRow(x, chains - len(averages), mean - 1, se, operator_distance(result, problem))
+    return BiasRow(x, run.chains - len(averages), mean - 1, se, operator_distance(result, problem))
 
 
-def start_bias(
-    problem: BenchmarkPosterior,
-    sampler: Sampler,
-    *,
-    x: float,
-    seed: int,
-    step_size: float,
-    steps: int,
-    chains: int,
-    away: float,
-) -> BiasRow:
-    """The bias of the mean of `steps` steps that start `away` standard deviations off along the flattest direction.
+def start_bias(problem: BenchmarkPosterior, sampler: Sampler, run: ChainSettings, *, x: float, away: float) -> BiasRow:
+    """The bias of the mean of chains that start `away` standard deviations off along the flattest direction.
 
     In posterior standard deviations: the transient bias of a chain of finite length.
     """
     values, axes = np.linalg.eigh(problem.hessian)
     scale = np.sqrt(values[0])
-    result = run_chains(
-        sampler,
-        problem.target,
-        jnp.asarray(problem.mode + away * axes[:, 0] / scale),
-        seed=seed,
-        steps=steps,
-        step_size=step_size,
-        chains=chains,
-    )
+    start = jnp.asarray(problem.mode + away * axes[:, 0] / scale)
+    result = run_chains(sampler, problem.target, start, **run._asdict())
     if result is None:
-        return BiasRow(x, chains)
+        return BiasRow(x, run.chains)
     deviations = np.asarray(result.positions, float)[result.alive] - problem.mode
     averages = scale * (deviations @ axes[:, 0]).mean(axis=1)
     mean, se = mean_and_se(averages)
-    return BiasRow(x, chains - len(averages), abs(mean), se, operator_distance(result, problem))
+    return BiasRow(x, run.chains - len(averages), abs(mean), se, operator_distance(result, problem))
 
 
 def operator_distance(result: Result, problem: BenchmarkPosterior) -> float:

@@ -10,6 +10,7 @@ from ridgewalk.samplers import Base, hasgld_sa
 from ridgewalk.schedules import PowerDecay
 from ridgewalk.studies.convergence.measure import (
     BiasRow,
+    ChainSettings,
     OperatorRow,
     conjugate_gaussian,
     conjugate_regression,
@@ -23,8 +24,7 @@ from ridgewalk.studies.convergence.measure import (
     variance_bias,
     whitened_gradient_noise,
 )
-from ridgewalk.studies.convergence.plots import plot_biases, plot_operator
-from ridgewalk.studies.convergence.report import Curve, Settings, build_report
+from ridgewalk.studies.convergence.report import Curve, Settings, build_report, plot_biases, plot_operator
 from ridgewalk.studies.framework.schema import save_figure
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
 from ridgewalk.studies.framework.task_cache import row_fields
@@ -73,53 +73,48 @@ def _operator_task(settings: Settings, alpha: float) -> Task:
 
 
 def _step_task(settings: Settings, step_size: float) -> Task:
-    steps = settings.step_size_steps
-    known: dict[str, Any] = {"seed": settings.seed, "step_size": step_size, "steps": steps, "chains": settings.chains}
+    chains = ChainSettings(settings.seed, step_size, settings.step_size_steps, settings.chains)
 
     def run(_: Path) -> BiasRow:
         sampler = hasgld_sa(form="dense", memory=settings.memory)
-        row = variance_bias(conjugate_gaussian(), sampler, x=step_size, **known)
+        row = variance_bias(conjugate_gaussian(), sampler, chains, x=step_size)
         return row._replace(predicted=predicted_variance_bias(step_size))
 
-    return Task(f"step{step_size:g}", {**known, "memory": settings.memory}, run, BiasRow, cost=2, group="step")
+    known = {**chains._asdict(), "memory": settings.memory}
+    return Task(f"step{step_size:g}", known, run, BiasRow, cost=2, group="step")
 
 
 def _batch_task(settings: Settings, batch_size: int) -> Task:
-    known: dict[str, Any] = {
-        "seed": settings.seed,
-        "step_size": settings.batch_step_size,
-        "steps": settings.batch_steps,
-        "chains": settings.chains,
-        "batch_size": batch_size,
-    }
+    chains = ChainSettings(settings.seed, settings.batch_step_size, settings.batch_steps, settings.chains)
 
     def run(_: Path) -> BiasRow:
         sampler = hasgld_sa(form="dense", memory=settings.memory)
-        row = variance_bias(conjugate_regression(), sampler, x=batch_size, **known)
+        row = variance_bias(conjugate_regression(), sampler, chains, x=batch_size, batch_size=batch_size)
         noise = whitened_gradient_noise(conjugate_regression(), batch_size)
         return row._replace(predicted=predicted_variance_bias(settings.batch_step_size, noise))
 
-    name = f"batch{batch_size}"
-    return Task(name, {**known, "memory": settings.memory}, run, BiasRow, cost=3, group=name)
+    known = {**chains._asdict(), "batch_size": batch_size, "memory": settings.memory}
+    return Task(f"batch{batch_size}", known, run, BiasRow, cost=3, group=f"batch{batch_size}")
 
 
 def _memory_task(settings: Settings, base: Base, memory: int) -> Task:
-    known: dict[str, Any] = {
-        "seed": settings.seed,
-        "step_size": settings.memory_step_size,
-        "steps": settings.memory_steps,
-        "chains": settings.chains,
-        "away": settings.away,
-    }
-    target = {"dimension": settings.memory_dimension, "condition": settings.memory_condition}
+    chains = ChainSettings(settings.seed, settings.memory_step_size, settings.memory_steps, settings.chains)
 
     def run(_: Path) -> BiasRow:
         problem = ill_conditioned_gaussian(settings.memory_dimension, settings.memory_condition)
         sampler = hasgld_sa(form="dense", base=base, memory=memory)
-        return start_bias(problem, sampler, x=memory, **known)._replace(base=base)
+        return start_bias(problem, sampler, chains, x=memory, away=settings.away)._replace(base=base)
 
+    known = {
+        **chains._asdict(),
+        "away": settings.away,
+        "dimension": settings.memory_dimension,
+        "condition": settings.memory_condition,
+        "memory": memory,
+        "base": base,
+    }
     name = f"memory-{base}-{memory}"
-    return Task(name, {**known, **target, "memory": memory, "base": base}, run, BiasRow, cost=2, group=name)
+    return Task(name, known, run, BiasRow, cost=2, group=name)
 
 
 def plan(settings: Settings) -> list[Task]:

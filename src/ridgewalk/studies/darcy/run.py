@@ -21,9 +21,16 @@ from ridgewalk.studies.darcy.methods import (
     method_settings,
     step_sizes_of,
 )
-from ridgewalk.studies.darcy.plots import plot_error_bars, plot_fields
 from ridgewalk.studies.darcy.posterior import DarcyPosterior, Start, darcy_posterior, load_start
-from ridgewalk.studies.darcy.report import FIELDS_FIGURE, Results, build_report, error_figure, errors_of
+from ridgewalk.studies.darcy.report import (
+    FIELDS_FIGURE,
+    Results,
+    build_report,
+    error_figure,
+    errors_of,
+    plot_error_bars,
+    plot_fields,
+)
 from ridgewalk.studies.darcy.settings import (
     ADAM,
     BEST,

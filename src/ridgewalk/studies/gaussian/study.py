@@ -22,8 +22,7 @@ from ridgewalk.studies.framework.schema import save_figure
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
 from ridgewalk.studies.framework.task_cache import row_fields
 from ridgewalk.studies.gaussian.contenders import CONTENDERS, DENSE, GaussianRow, on_paper_grid, paper_gaussian
-from ridgewalk.studies.gaussian.plots import plot_errors, plot_samples
-from ridgewalk.studies.gaussian.report import build_report, compare, faster_at_no_more_error
+from ridgewalk.studies.gaussian.report import build_report, compare, faster_at_no_more_error, plot_errors, plot_samples
 
 
 @dataclass(frozen=True)

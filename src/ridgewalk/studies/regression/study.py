@@ -23,8 +23,14 @@ from ridgewalk.studies.regression.data import (
     posterior,
     true_weights,
 )
-from ridgewalk.studies.regression.plots import plot_errors, plot_means
-from ridgewalk.studies.regression.report import build_report, compare, summary_of, validation_score
+from ridgewalk.studies.regression.report import (
+    build_report,
+    compare,
+    plot_errors,
+    plot_means,
+    summary_of,
+    validation_score,
+)
 
 
 def evaluation_steps(settings: Settings) -> np.ndarray:
