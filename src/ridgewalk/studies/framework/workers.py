@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -30,6 +30,8 @@ SINGLE_THREAD = {
 }
 """Environment of a worker; read by BLAS, Numba and XLA when they are loaded."""
 SINGLE_THREAD_XLA = "--xla_cpu_multi_thread_eigen=false"
+CONFIGURATION = ("jax_enable_x64", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+"""JAX settings that workers take over from this process."""
 GRACE_SECONDS = 20.0
 """How long workers may take to stop after an interrupt: the optimiser writes a checkpoint first."""
 
@@ -56,11 +58,11 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         self._processes, self._connections = [], []
         self._running: dict[int, Assignment] = {}
-        x64 = bool(jax.config.read("jax_enable_x64"))
+        configuration = {name: getattr(jax.config, name) for name in CONFIGURATION}
         with _environment_of_workers():
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, preset, out, x64), daemon=True)
+                process = context.Process(target=_serve, args=(theirs, preset, out, configuration), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes.append(process)
@@ -128,12 +130,13 @@ def _environment_of_workers() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _serve(connection: Connection, preset: Preset, out: Path, x64: bool) -> None:
+def _serve(connection: Connection, preset: Preset, out: Path, configuration: dict[str, Any]) -> None:
     """Run the tasks that arrive until the connection closes; a worker process's main function."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    jax.config.update("jax_enable_x64", x64)
+    for name, value in configuration.items():
+        jax.config.update(name, value)
     try:
         while True:
             assignment: Assignment = connection.recv()
