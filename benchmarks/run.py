@@ -1,6 +1,6 @@
-"""What the runner costs: its loop against a bare hand-written scan, and the memory of a long run streamed to disk.
+"""What the runner costs: its loop against a bare scan, the memory of a run streamed to disk, and its checksums.
 
-python benchmarks/run.py [overhead|memory]   (overhead: with all of XLA's threads, and with one, which is steadier)
+python benchmarks/run.py [overhead|memory|checksums]   (overhead: with all threads of XLA, and with one)
 """
 
 import contextlib
@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import ridgewalk as rw
+from ridgewalk import _zarr
 from ridgewalk._random import uniform_integers
+from ridgewalk.run import zarr_store
 
 STEPS = 100_000 // 256 * 256
 ROUNDS = 7
@@ -147,20 +150,23 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def stream(draws: int, folder: str) -> None:
-    """Stream draws of a network of 10⁶ weights, and say by how much the resident memory grew."""
+def stream_to(path: Path, count: int) -> int:
+    """Stream draws of a network of 10⁶ weights; the number of weights."""
     shapes = {"w0": (100, 1_000), "w1": (1_000, 800), "w2": (800, 125), "b0": (1_000,), "b1": (800,), "b2": (125,)}
     start = {name: jnp.zeros(shape) for name, shape in shapes.items()}
-    weights = sum(leaf.size for leaf in jax.tree.leaves(start))
-    target = rw.Density(lambda p: -0.5 * sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)), start=jnp.zeros(())))
+    rw.sample(jax.random.key(0), rw.sgld(), STREAMED, start, steps=count, step_size=0.1, store=path, progress=False)
+    return sum(leaf.size for leaf in jax.tree.leaves(start))
 
-    def run(count: int, path: Path) -> None:
-        rw.sample(jax.random.key(0), rw.sgld(), target, start, steps=count, step_size=0.1, store=path, progress=False)
 
-    run(8, Path(folder) / "warm.zarr")
+STREAMED = rw.Density(lambda p: -0.5 * sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)), start=jnp.zeros(())))
+
+
+def stream(draws: int, folder: str) -> None:
+    """Stream draws, and print by how much the resident memory grew."""
+    stream_to(Path(folder) / "warm.zarr", 8)
     before = peak_megabytes()
     begun = time.perf_counter()
-    run(draws, Path(folder) / "draws.zarr")
+    weights = stream_to(Path(folder) / "draws.zarr", draws)
     seconds = time.perf_counter() - begun
     size = sum(file.stat().st_size for file in (Path(folder) / "draws.zarr").rglob("*") if file.is_file()) / 1e6
     print(
@@ -176,6 +182,40 @@ def memory() -> None:
         subprocess.run([sys.executable, __file__, "stream", "2000", folder], check=True)
 
 
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Chunks without checksums, digests, and comparisons of files."""
+    with contextlib.ExitStack() as stack:
+        for place, name, value in (
+            (_zarr, "COMPRESSORS", _zarr.COMPRESSORS[:1]),
+            (_zarr, "digest", lambda content: ""),
+            (zarr_store, "_signature", lambda path: (0, 0, 0)),
+            (zarr_store.ColumnSpec, "check", lambda *arguments: None),
+            (zarr_store.ZarrStore, "_check_folder", lambda store: None),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        yield
+
+
+def checksums(draws: int = 2_000, rounds: int = 3) -> None:
+    """The same streamed run with checksums and digests and without, in turns."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (8, *[draws] * rounds):  # the first one compiles
+            for checked in (True, False) if len(times[True]) % 2 else (False, True):
+                path = Path(folder) / "draws.zarr"
+                with contextlib.nullcontext() if checked else unchecked():
+                    begun = time.perf_counter()
+                    stream_to(path, count)
+                    times[checked].append(time.perf_counter() - begun)
+                shutil.rmtree(path)
+    with_, without = np.array(times[True][1:]), np.array(times[False][1:])
+    print(
+        f"{draws:,} draws of 10⁶ weights: {np.median(with_):.1f} s with checksums, {np.median(without):.1f} s without, "
+        f"{np.median(with_ / without) - 1:+.1%} (rounds: {', '.join(f'{r:+.1%}' for r in with_ / without - 1)})"
+    )
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["stream"]:
         stream(int(sys.argv[2]), sys.argv[3])
@@ -185,3 +225,5 @@ if __name__ == "__main__":
         overhead()
     if sys.argv[1:2] in ([], ["memory"]):
         memory()
+    if sys.argv[1:2] == ["checksums"]:
+        checksums(*map(int, sys.argv[2:]))
