@@ -15,8 +15,8 @@ import numpy as np
 
 import ridgewalk as rw
 from ridgewalk._random import Noise, draw_noise
-from ridgewalk.surrogates.model import Model, count_weights
-from ridgewalk.surrogates.networks import permeability_network
+from ridgewalk.neural.networks.encoder_decoder import permeability_network
+from ridgewalk.neural.networks.model import Model, count_weights
 from timing import per_step, seconds
 
 BATCH, EXAMPLES, GRID, EDGES = 50, 200, (50, 50), 5_100

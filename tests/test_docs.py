@@ -32,7 +32,7 @@ HEAVY = {
     "ridgewalk reproduce all --preset quick --out results": "12 minutes; the studies have tests of their own",
     "ridgewalk report results": "tests/studies/test_report.py",
     "ridgewalk fit --data permeability.zarr --inputs permeability --targets flux --network permeability --out model": (
-        "8 million weights; tests/surrogates/test_darcy_surrogate.py fits a smaller one"
+        "8 million weights; tests/neural/test_darcy_surrogate.py fits a smaller one"
     ),
 }
 """Commands that no test of this file runs, and why."""

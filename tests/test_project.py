@@ -12,7 +12,19 @@ import ridgewalk as rw
 PACKAGE = Path(rw.__file__).parent
 
 LAYERS = [
-    {"_control_flow", "_io", "_optional", "_pytree", "_random", "_types", "_validation", "_zarr", "ravel"},
+    {
+        "_compilation",
+        "_control_flow",
+        "_io",
+        "_optional",
+        "_pytree",
+        "_random",
+        "_step_count",
+        "_types",
+        "_validation",
+        "_zarr",
+        "ravel",
+    },
     {"data", "gradients", "priors", "pruning", "schedules", "target"},
     {"preconditioners"},
     {"dynamics"},

@@ -27,6 +27,10 @@ from ridgewalk.kernel import Sampler as Sampler
 from ridgewalk.kernel import State as State
 from ridgewalk.kernel import build_kernel as build_kernel
 from ridgewalk.kernel import preconditioner_matrix as preconditioner_matrix
+from ridgewalk.neural.networks.model import Model as Model
+from ridgewalk.neural.regressor import SurrogateRegressor as SurrogateRegressor
+from ridgewalk.neural.sparse.model import CompressedModel as CompressedModel
+from ridgewalk.neural.sparse.model import compress as compress
 from ridgewalk.precondition.base import Preconditioner as Preconditioner
 from ridgewalk.precondition.dense import Dense as Dense
 from ridgewalk.precondition.fixed import fixed as fixed
@@ -65,10 +69,6 @@ from ridgewalk.samplers import sgld as sgld
 from ridgewalk.samplers import sgnht as sgnht
 from ridgewalk.samplers import sgrld as sgrld
 from ridgewalk.schedules import PowerDecay as PowerDecay
-from ridgewalk.surrogates.compressed import CompressedModel as CompressedModel
-from ridgewalk.surrogates.compressed import compress as compress
-from ridgewalk.surrogates.estimator import SurrogateRegressor as SurrogateRegressor
-from ridgewalk.surrogates.model import Model as Model
 from ridgewalk.target import Density as Density
 from ridgewalk.target import Posterior as Posterior
 from ridgewalk.tuning.step_size import StepSize as StepSize

@@ -68,7 +68,7 @@ def check_position(position: PyTree, name: str = "position") -> PyTree:
                 f"{where}: {type(leaf).__name__} of dtype {dtype} is not a float array; convert it with "
                 ".astype(float), or keep it out of the position (equinox.partition, flax's params)"
             )
-        if not bool(jnp.all(jnp.isfinite(leaf))):
+        if not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{where}: it contains NaN or infinity; start from finite numbers")
     return jax.tree.map(jnp.asarray, position)
 

@@ -106,8 +106,8 @@ class Group:
     def finite(self) -> np.ndarray:
         """Which chains are at a position that is finite."""
         leaves = jax.tree.leaves(self.carry.states.position)
-        each = [jnp.all(jnp.isfinite(leaf.reshape(self.chains, -1)), axis=1) for leaf in leaves]
-        return np.all([np.asarray(leaf) for leaf in each], axis=0)
+        each = [np.isfinite(np.asarray(leaf)).reshape(self.chains, -1).all(axis=1) for leaf in leaves]
+        return np.all(each, axis=0)
 
     def begin(self, step: int, stop: int) -> None:
         """Make the data ready for the steps from `step` on, the first `stop − step` of them at once."""

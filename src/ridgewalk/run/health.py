@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk._compilation import jit
 from ridgewalk._step_count import WORD
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.gradients import GradientEstimator
@@ -82,30 +83,32 @@ class DivergenceError(RuntimeError):
     """Every chain diverged; the message says where and what to try."""
 
 
+@jit
+def _largest_curvature(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> Scalar:
+    """λ_max(G H) by power iteration. (A function of the module, so that a second call compiles nothing.)"""
+    flat, unravel = ravel_pytree(position)
+    begun = build_kernel(sampler, estimator).init(position)
+    density = estimator.target.frozen(begun.prior) if begun.prior is not None else estimator.target
+    sketch, operator = density.sketch(), begun.preconditioner
+
+    def gradient_at(vector: Vector) -> Vector:
+        return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]
+
+    def product(direction: Vector, _: None) -> tuple[Vector, Scalar]:
+        # Sᵀ H S is symmetric and has the eigenvalues of G H.
+        image = jax.jvp(gradient_at, (flat,), (operator.factor(direction),))[1]
+        image = operator.factor_transpose(image)
+        length = jnp.linalg.norm(image)
+        return image / jnp.where(length > 0, length, 1), length
+
+    start = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
+    _, lengths = jax.lax.scan(product, start / jnp.linalg.norm(start), None, length=POWER_STEPS)
+    return jnp.max(lengths)
+
+
 def stability_limit(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> float:
     """2 / λ_max(G H) at a position, with the preconditioner a chain starts from: about the largest stable step size."""
-
-    def largest(position: PyTree) -> Scalar:
-        flat, unravel = ravel_pytree(position)
-        begun = build_kernel(sampler, estimator).init(position)
-        density = estimator.target.frozen(begun.prior) if begun.prior is not None else estimator.target
-        sketch, operator = density.sketch(), begun.preconditioner
-
-        def gradient_at(vector: Vector) -> Vector:
-            return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]
-
-        def product(direction: Vector, _: None) -> tuple[Vector, Scalar]:
-            # Sᵀ H S is symmetric and has the eigenvalues of G H.
-            image = jax.jvp(gradient_at, (flat,), (operator.factor(direction),))[1]
-            image = operator.factor_transpose(image)
-            length = jnp.linalg.norm(image)
-            return image / jnp.where(length > 0, length, 1), length
-
-        start = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
-        _, lengths = jax.lax.scan(product, start / jnp.linalg.norm(start), None, length=POWER_STEPS)
-        return jnp.max(lengths)
-
-    curvature = float(jax.jit(largest)(position))
+    curvature = float(_largest_curvature(sampler, estimator, position))
     return 2 / curvature if math.isfinite(curvature) and curvature > 0 else math.nan
 
 

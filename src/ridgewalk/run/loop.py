@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._compilation import jit
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel
@@ -76,14 +77,14 @@ def block_length(dimension: int, batch_size: int | None, chains: int, steps: int
     return max(1, min(LONGEST_BLOCK, BLOCK_NUMBERS // numbers, steps))
 
 
-@jax.jit
+@jit
 def init_chains(sampler: Sampler, estimator: GradientEstimator, positions: PyTree) -> State:
     """The states of chains that start at `positions` (leading axis: chain)."""
     kernel = build_kernel(sampler, estimator)
     return jax.vmap(kernel.init, out_axes=CHAINS)(positions)
 
 
-@partial(jax.jit, static_argnames=("chunk",), donate_argnames=("carry",))
+@partial(jit, static_argnames=("chunk",), donate_argnames=("carry",))
 def run_chunk(
     sampler: Sampler,
     estimator: GradientEstimator,

@@ -1,1 +1,1 @@
-"""Bayesian surrogates: networks, likelihoods, and uncertainty that is checked."""
+"""Model files and commands of the regressor."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ridgewalk._optional import requires_extra
+from ridgewalk.neural import DEFAULT_PRIOR
 from ridgewalk.plain_errors import errors_in_plain_words
-from ridgewalk.surrogates.defaults import DEFAULT_PRIOR
 
 with requires_extra("cli"):
     import typer
 
 if TYPE_CHECKING:
-    from ridgewalk.surrogates.estimator import SurrogateRegressor
+    from ridgewalk.neural.regressor import SurrogateRegressor
 
 
 class NetworkName(StrEnum):
@@ -102,7 +102,7 @@ def fit(
     with errors_in_plain_words():
         refuse_existing(out, overwrite)
         x, y = read_examples(data, [inputs, targets])
-        from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
+        from ridgewalk.neural.regressor import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
         from ridgewalk.surrogates.saving import refuse_to_replace  # noqa: PLC0415
 
         refuse_to_replace(out, overwrite)
@@ -182,9 +182,11 @@ def evaluate(
 
     with errors_in_plain_words():
         x, y = read_examples(data, [inputs, targets])
-        from ridgewalk.surrogates import evaluation  # noqa: PLC0415
+        from ridgewalk.neural.calibration import assessment  # noqa: PLC0415
 
-        found = evaluation.evaluate(_load(model), x if x.ndim > 1 else x[:, None], y, level or evaluation.LEVELS)
+        found = assessment.evaluate(
+            _load(model), x if x.ndim > 1 else x[:, None], y, level or assessment.EVALUATION_LEVELS
+        )
         if as_json:
             typer.echo(json.dumps(found.to_json(), indent=1))
             return
@@ -194,7 +196,7 @@ def evaluate(
 
 
 def _load(path: Path) -> "SurrogateRegressor":
-    from ridgewalk.surrogates.estimator import SurrogateRegressor  # noqa: PLC0415
+    from ridgewalk.neural.regressor import SurrogateRegressor  # noqa: PLC0415
 
     return SurrogateRegressor.load(path)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgewalk._io import DamagedFileError, check_regular, unfinished_folders
 from ridgewalk._optional import requires_extra
-from ridgewalk.surrogates.checked import finite_rows
+from ridgewalk.neural.regressor import check_finite_rows
 
 NETCDF = (".nc", ".nc4", ".netcdf")
 
@@ -53,7 +53,7 @@ def read_examples(path: Path, names: list[str]) -> list[np.ndarray]:
         listed = ", ".join(f"{name} has {count}" for name, count in lengths.items())
         raise ValueError(f"data = {path}: arrays differ in their number of examples ({listed}); give one row for each")
     for name, array in zip(names, arrays, strict=True):
-        finite_rows(name, array)
+        check_finite_rows(name, array)
     return [np.asarray(array, np.float64) for array in arrays]
 
 

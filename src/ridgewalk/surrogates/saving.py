@@ -19,17 +19,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ridgewalk._io import others_files, recover_folder, replace_folder, temporary_folder, write_atomically
+from ridgewalk.neural.calibration.conformal import Correction
+from ridgewalk.neural.networks.model import Network
+from ridgewalk.neural.posterior import build
+from ridgewalk.neural.regressor import NETWORKS, Fitted, SurrogateRegressor
+from ridgewalk.neural.report import report_from_json
+from ridgewalk.neural.scaling import InputScaling, OutputScales
+from ridgewalk.neural.sparse.model import PrunedNetworks, pack_draws, unpack_draws
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import describe
-from ridgewalk.surrogates.choices import NETWORKS
-from ridgewalk.surrogates.correction import Correction
-from ridgewalk.surrogates.estimator import Fitted, SurrogateRegressor
-from ridgewalk.surrogates.model import Network
 from ridgewalk.surrogates.packed import Packed
-from ridgewalk.surrogates.problem import define
-from ridgewalk.surrogates.pruned_draws import PrunedNetworks, pack_draws, unpack_draws
-from ridgewalk.surrogates.report import report_from_json
-from ridgewalk.surrogates.scaling import InputScaling, OutputScales
 
 FORMAT = "ridgewalk-surrogate"
 FORMAT_VERSION = 1
@@ -198,7 +197,7 @@ def _plain(value: Any) -> Any:
 
 def _leaves(model: SurrogateRegressor, fitted: Fitted) -> list[dict[str, Any]]:
     """Name, shape and dtype of every array that a position has, in order."""
-    like = jax.eval_shape(define(model._spec(fitted)).start, jax.random.key(0))
+    like = jax.eval_shape(build(model._spec(fitted)).start, jax.random.key(0))
     names = leaf_names(like)
     return [
         {"name": name, "shape": list(leaf.shape), "dtype": str(leaf.dtype)}

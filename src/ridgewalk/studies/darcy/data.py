@@ -22,9 +22,9 @@ from ridgewalk.darcy import (
 )
 from ridgewalk.darcy.boundary import Pressure
 from ridgewalk.darcy.grid import Array
+from ridgewalk.neural.calibration.scores import mean_relative_error
+from ridgewalk.neural.scaling import InputScaling, OutputScales, fit_inputs, fit_outputs
 from ridgewalk.studies.darcy.settings import Kind, Settings
-from ridgewalk.surrogates.errors import mean_relative_error
-from ridgewalk.surrogates.scaling import InputScaling, OutputScales, fit_inputs, fit_outputs
 
 SPE10 = "RIDGEWALK_SPE10"
 """Environment variable that names a file with SPE10's permeability: spe_perm.dat, its archive, or an .npz of k_x."""

@@ -10,6 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import PyTree, Scalar, Vector
+from ridgewalk.neural.fit import Keeping, Schedule, optimise
+from ridgewalk.neural.networks.encoder_decoder import permeability_network, source_network
+from ridgewalk.neural.networks.mlp import mlp
+from ridgewalk.neural.networks.model import Model, Network
+from ridgewalk.neural.posterior import gaussian
 from ridgewalk.precondition.gradient_scale import gradient_scale
 from ridgewalk.precondition.identity import Identity
 from ridgewalk.precondition.rescaled import rescaled
@@ -20,11 +25,6 @@ from ridgewalk.run.stopping import stop_request
 from ridgewalk.studies.darcy.data import FlowData, Scaled, flow_data, spe10_path, standardised
 from ridgewalk.studies.darcy.settings import CHAIN_ONLY, Settings
 from ridgewalk.studies.framework.task_cache import Arrays, cached_arrays
-from ridgewalk.surrogates.likelihoods import gaussian
-from ridgewalk.surrogates.mlp import mlp
-from ridgewalk.surrogates.model import Model, Network
-from ridgewalk.surrogates.networks import permeability_network, source_network
-from ridgewalk.surrogates.optimise import Keeping, Schedule, optimise
 from ridgewalk.target import Posterior
 
 SCALE_GRADIENTS = 50

@@ -12,6 +12,11 @@ import numpy as np
 from ridgewalk._types import PyTree
 from ridgewalk.darcy import Grid
 from ridgewalk.kernel import Sampler
+from ridgewalk.neural.calibration.assessment import coverage, width
+from ridgewalk.neural.calibration.conformal import fit_conformal
+from ridgewalk.neural.calibration.predictive import Predictive, gaussian_intervals, summarise
+from ridgewalk.neural.calibration.scores import mean_relative_error
+from ridgewalk.neural.networks.model import count_weights
 from ridgewalk.samplers import pruned, sgld
 from ridgewalk.studies.darcy.data import Part, data_source, mirrored_flux, multiscale_error, spe10_path
 from ridgewalk.studies.darcy.methods import (
@@ -51,11 +56,6 @@ from ridgewalk.studies.framework.comparison import run_chains, slug
 from ridgewalk.studies.framework.schema import save_figure
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
 from ridgewalk.studies.framework.task_cache import Arrays, cached_arrays, row_fields
-from ridgewalk.surrogates.calibration import coverage, width
-from ridgewalk.surrogates.errors import mean_relative_error
-from ridgewalk.surrogates.model import count_weights
-from ridgewalk.surrogates.predictive import Predictive, gaussian_intervals, summarise
-from ridgewalk.surrogates.recalibration import fit_conformal
 
 LEVEL = 0.9
 BATCH_OF_PREDICTIONS = 50
@@ -198,8 +198,8 @@ def field_prediction(problem: DarcyPosterior, weights: PyTree) -> dict[str, list
     farthest = int(np.argmax(np.linalg.norm(test.fluxes - problem.data.train.fluxes.mean(0), axis=1)))
     one = Part(*(part[farthest : farthest + 1] for part in test))
     found = predictive_of(problem, weights, one)
-    total = outputs.spread(found.spread)[0]
-    noise = outputs.spread(np.full((1, problem.scaled.y.shape[1]), problem.noise))[0]
+    total = outputs.std(found.std)[0]
+    noise = outputs.std(np.full((1, problem.scaled.y.shape[1]), problem.noise))[0]
     std = np.sqrt(np.maximum(total**2 - noise**2, 0))
     return {
         "truth": one.fluxes[0].tolist(),

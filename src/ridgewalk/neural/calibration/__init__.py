@@ -1,0 +1,1 @@
+"""Predictive distributions, their scores, and their recalibration."""

@@ -1,0 +1,1 @@
+"""Neural networks as pure functions of a pytree of weights."""

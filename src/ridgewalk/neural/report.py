@@ -1,0 +1,131 @@
+"""What a fit did, for a person to read and for a file to keep."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgewalk.neural.calibration.assessment import Assessment
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of a fit. Losses are Ũ/(N m w): potential per example, output and `data_weight`."""
+
+    name: str
+    steps: int
+    seconds: float
+    """In the process that finished the fit: what an earlier one did before it was killed is not counted."""
+    first_loss: float
+    last_loss: float
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Phases, health and calibration of a fit."""
+
+    network: str
+    sampler: str
+    weights: int
+    examples: int
+    held_out: int
+    outputs: int
+    constant_outputs: int
+    data_weight: float
+    """How often every example counted: more than once where there are more weights than targets."""
+    chains: int
+    draws: int
+    phases: tuple[Phase, ...]
+    step_size: float
+    noise: float | None
+    """Median over draws and outputs of the learnt σ, in units of an output's spread."""
+    ess: float
+    """Median over some predictions of their effective number of draws."""
+    r_hat: float
+    """Median over some predictions: far above 1 where chains sit in modes of their own."""
+    temperature: float
+    """Mean of the temperature that the steps showed: near the sampler's own where the step size is small enough."""
+    health: tuple[str, ...]
+    recalibration: str
+    scale: float
+    before: Assessment | None
+    after: Assessment | None
+
+    def __str__(self) -> str:
+        """A page of plain text."""
+        constant = f" ({self.constant_outputs} constant ones left out)" if self.constant_outputs else ""
+        lines = [
+            f"network {self.network}, {self.weights:,} weights; sampler {self.sampler}, {self.chains} chains",
+            f"{self.examples} examples to learn from, {self.held_out} held out; {self.outputs} outputs{constant}",
+        ]
+        if self.data_weight != 1:
+            lines.append(f"every example counts {self.data_weight:.3g} times (data_weight)")
+        for phase in self.phases:
+            lines.append(
+                f"{phase.name}: {phase.steps:,} steps in {phase.seconds:.1f} s, "
+                f"loss {phase.first_loss:.4g} to {phase.last_loss:.4g}"
+            )
+        noise = "" if self.noise is None else f", noise {self.noise:.3g} of an output's spread"
+        lines.append(f"step size {self.step_size:.3g}, temperature seen {self.temperature:.3f}{noise}")
+        lines.append(f"{self.draws} draws; predictions: effective draws {self.ess:.1f}, R-hat {self.r_hat:.2f}")
+        lines.extend(f"chain {number}: {status}" for number, status in enumerate(self.health))
+        lines.append(self._calibration())
+        return "\n".join(lines)
+
+    def _calibration(self) -> str:
+        if self.recalibration == "none":
+            return "spreads are not recalibrated: nothing was held out for it"
+        text = f"recalibration: {self.recalibration}, spreads times {self.scale:.3g}"
+        if self.before is None or self.after is None:
+            return f"{text}; too few examples were held out to check it"
+        return f"{text}; on held-out data\n  before {self.before!r}\n  after  {self.after!r}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        record = asdict(self)
+        for name in ("before", "after"):
+            assessment: Assessment | None = getattr(self, name)
+            record[name] = None if assessment is None else assessment_to_json(assessment)
+        return _finite(record)
+
+
+def assessment_to_json(assessment: Assessment) -> dict[str, Any]:
+    """Plain values."""
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in assessment._asdict().items()}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def report_from_json(record: dict[str, Any]) -> FitReport:
+    """The report of a saved model."""
+
+    def number(value: float | None) -> float:
+        return float("nan") if value is None else value
+
+    def assessment(found: dict[str, Any] | None) -> Assessment | None:
+        if found is None:
+            return None
+        arrays = {name: np.asarray(found[name], float) for name in ("levels", "coverage", "width")}
+        return Assessment(**{**found, **arrays})
+
+    def phase(found: dict[str, Any]) -> Phase:
+        losses = number(found["first_loss"]), number(found["last_loss"])
+        return Phase(found["name"], found["steps"], found["seconds"], *losses)
+
+    known = {
+        **record,
+        "phases": tuple(map(phase, record["phases"])),
+        "health": tuple(record["health"]),
+        "before": assessment(record["before"]),
+        "after": assessment(record["after"]),
+    }
+    for name in ("ess", "r_hat", "temperature"):
+        known[name] = number(record[name])
+    return FitReport(**known)

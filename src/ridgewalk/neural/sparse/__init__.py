@@ -1,0 +1,1 @@
+"""Pruned networks: storage, and sparse products."""

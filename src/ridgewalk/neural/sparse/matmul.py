@@ -1,0 +1,167 @@
+"""Products of batches with a sparse matrix on the CPU, and when they beat dense ones.
+
+There are two forms. `masked` has a bit for every number, zero or not, and puts the others in their places 16 (float32)
+at a time; it needs AVX-512. `indexed` has two bytes for every number that is not zero, and wins where these are few.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ridgewalk._optional import requires_extra
+from ridgewalk.neural.sparse import thread_pool
+
+FETCH, MASKED = 0.22, 0.06
+"""Nanoseconds of one core in a masked product: to read a number that is not zero, and for each example and number, zero
+or not."""
+
+EXAMPLE, BLOCK = 0.7, 4.0
+"""Those of a number that is not zero in an indexed product: of one example, of eight together."""
+
+READ, MULTIPLY = 0.2, 0.026
+"""Those of a number in a dense product: to read it, and for each example. All measured on an AMD EPYC (L3 of 32 MB) as
+in `benchmarks/pruning.py`, both kinds of product gaining alike from a second core. Fixed, so that predictions do not
+depend on timings."""
+
+START = 30_000.0
+"""Those that a product outside JAX takes before it begins."""
+
+DENSEST = 0.65
+"""With fewer zeros than this leaves, there is little to gain."""
+
+FEWEST_IN_BLOCK = 6
+"""From so many examples on, an indexed product of eight together takes less time than one by one."""
+
+Form = Literal["masked", "indexed"]
+
+
+def _blocks(examples: int) -> tuple[int, int]:
+    """How many examples go in blocks of eight, the last of which may be filled up, and how many one by one."""
+    rest = examples % 8
+    return (examples, 0) if rest >= FEWEST_IN_BLOCK else (examples - rest, rest)
+
+
+@cache
+def can_expand() -> bool:
+    """Whether the processor has AVX-512, which masked products are made of."""
+    with requires_extra("sparse"):
+        from llvmlite import binding  # noqa: PLC0415 - slow to import, and needed by few
+
+    return bool(binding.get_host_cpu_features().get("avx512f", False))
+
+
+def best_form(density: float) -> Form:
+    """The form that takes less time for one example."""
+    return "masked" if can_expand() and density * EXAMPLE > density * FETCH + MASKED else "indexed"
+
+
+def wins(density: float, examples: int, numbers: int, form: Form | None = None) -> bool:
+    """Whether a sparse product of so many examples with a matrix of so many numbers is faster than a dense one."""
+    if density > DENSEST:
+        return False
+    together, alone = _blocks(examples)
+    each = density * (BLOCK * -(-together // 8) + EXAMPLE * alone)
+    if (form or best_form(density)) == "masked":
+        each = density * FETCH + MASKED * examples
+    return START + each * numbers < (READ + MULTIPLY * examples) * numbers
+
+
+class SparseMatrix(NamedTuple):
+    """A matrix W (before, after) by its columns: the numbers of output i are `values[starts[i]:starts[i + 1]]`.
+
+    `places` are their inputs, in two bytes where there are few enough; or, masked, bits, a word for as many inputs as
+    512 bits hold numbers, and `values` has a word's numbers more, as a whole word is read at a time.
+    """
+
+    form: Form
+    starts: np.ndarray
+    places: np.ndarray
+    values: np.ndarray
+    before: int
+
+    @property
+    def density(self) -> float:
+        """The share of numbers that are not zero."""
+        return int(self.starts[-1]) / max(1, self.before * (len(self.starts) - 1))
+
+    def product(self, x: np.ndarray) -> np.ndarray:
+        """x W of (example, before)."""
+        x = np.ascontiguousarray(x, self.values.dtype)
+        y = np.empty((len(x), len(self.starts) - 1), self.values.dtype)
+        if self.form == "masked":
+            self._run("masked_one", _filled(x, 64 // x.itemsize).reshape(-1), y)
+            return y
+        together, alone = _blocks(len(x))
+        for n in range(0, together, 8):
+            part = x[n : n + 8]
+            turned = np.zeros((self.before, 8), x.dtype)
+            turned[:, : len(part)] = part.T
+            made = np.empty((8, y.shape[1]), y.dtype)
+            self._run("indexed_eight", turned, made)
+            y[n : n + 8] = made[: len(part)]
+        if alone:
+            self._run("indexed_one", x[together:], y[together:])
+        return y
+
+    def _run(self, name: str, x: np.ndarray, y: np.ndarray) -> None:
+        """All outputs, on as many cores as it is worth."""
+        kernel, arguments = _kernel(name), (self.starts, self.places, self.values, x, y)
+        parts = thread_pool.allowed_cores() if self.before * y.shape[1] >= thread_pool.WORTH_SHARING else 1
+        if parts == 1:
+            kernel(*arguments, 0, y.shape[1])
+            return
+        work = self.starts if self.form == "indexed" else np.arange(len(self.starts))
+        bounds = thread_pool.bounds_of_parts(work, parts).tolist()
+        thread_pool.run_together([partial(kernel, *arguments, *ends) for ends in pairwise(bounds)])
+
+
+def _filled(x: np.ndarray, width: int) -> np.ndarray:
+    """With columns of zeros up to a multiple of `width`."""
+    missing = -x.shape[1] % width
+    return x if missing == 0 else np.hstack([x, np.zeros((len(x), missing), x.dtype)])
+
+
+class Pattern(NamedTuple):
+    """Where a matrix W (before, after) is not zero: what matrices with zeros in common share."""
+
+    form: Form
+    starts: np.ndarray
+    places: np.ndarray
+    order: np.ndarray
+    """The place that each number, output after output, has among the numbers as they are stored."""
+    before: int
+
+    def matrix(self, values: np.ndarray) -> SparseMatrix:
+        """W from its numbers as they are stored."""
+        ordered = values[self.order]
+        if self.form == "masked":
+            ordered = np.concatenate([ordered, np.zeros(64 // values.itemsize, values.dtype)])
+        return SparseMatrix(self.form, self.starts, self.places, ordered, self.before)
+
+
+def pattern(mask: np.ndarray, summed: int = 0, dtype: Any = np.float32, form: Form | None = None) -> Pattern:
+    """The pattern of an array of two axes of which `summed` is summed over, its numbers stored row after row."""
+    stored = np.zeros(mask.shape, np.uint32)
+    stored[mask] = np.arange(np.count_nonzero(mask), dtype=np.uint32)
+    by_output, stored = (mask.T, stored.T) if summed == 0 else (mask, stored)
+    before = by_output.shape[1]
+    starts = np.concatenate([[0], np.cumsum(by_output.sum(1))]).astype(np.uint64)
+    form = form or best_form(float(mask.mean()) if mask.size else 0.0)
+    if form == "masked":
+        lanes = 64 // np.dtype(dtype).itemsize
+        bits = np.packbits(_filled(by_output, lanes), axis=1, bitorder="little")
+        places = np.ascontiguousarray(bits).view(f"<u{lanes // 8}").reshape(-1)
+    else:
+        kind = np.uint16 if before <= 2**16 else np.uint32
+        places = np.broadcast_to(np.arange(before, dtype=kind), by_output.shape)[by_output]
+    return Pattern(form, starts, places, stored[by_output], before)
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    from ridgewalk.neural.sparse import kernels  # noqa: PLC0415 - numba is slow to import
+
+    kernel: Callable[..., Any] = getattr(kernels, name)
+    return kernel

@@ -1,0 +1,101 @@
+"""The phases of a fit: compilations, the optimiser, the automatic step size."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.neural.fits import tiny, waves
+
+import ridgewalk as rw
+from ridgewalk.neural.fit import Keeping, Schedule, optimise, stable_step_size
+from ridgewalk.run.stopping import Request
+
+SAMPLERS = {
+    "sgld": rw.sgld(),
+    "psgld": rw.psgld(),
+    "psgld, told": rw.psgld(second_moment=jnp.array([1e6, 1e4, 1.0])),
+    "dense": rw.hasgld_sa(form="dense"),
+    "dense, told": rw.hasgld_sa(form="dense", first_curvature=10.0),
+    "low rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
+    "limited": rw.hasgld_sa(form="limited"),
+    "rescaled": rw.Sampler(rw.Langevin(), rw.rescaled(rw.Limited(), jnp.array([0.01, 0.1, 1.0]))),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_fraction_of_the_stable_step_size(name):
+    x = jax.random.normal(jax.random.key(0), (64, 3)) * jnp.array([[30.0, 3.0, 0.3]])
+    target = rw.Posterior(
+        lambda w: -0.5 * jnp.sum(w**2), lambda w, batch: -0.5 * (batch[1] - batch[0] @ w) ** 2, (x, x[:, 0])
+    )
+    mode = jnp.array([1.0, 0.0, 0.0])
+    hessian = np.asarray(x.T @ x + jnp.eye(3))
+    begun = np.asarray(rw.preconditioner_matrix(rw.build_kernel(SAMPLERS[name], target).init(mode)))
+    largest = np.abs(np.linalg.eigvals(begun @ hessian)).max()
+    step_size = stable_step_size(SAMPLERS[name], target, mode, 16)
+    assert step_size * largest == pytest.approx(0.1 * 2 * 16 / 64, rel=0.02)
+
+
+@pytest.fixture
+def compilations():
+    """The names of the functions that JAX compiles from here on."""
+    names = []
+
+    def listen(event, duration, **about):
+        if event.endswith("backend_compile_duration"):
+            names.append(about.get("fun_name"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("sampler", ["hasgld_sa", "sgld"])
+def test_a_fit_with_another_number_of_rows_compiles_nothing(sampler, compilations):
+    def fit(rows):
+        x, y = waves(rows)
+        model = tiny(sampler=sampler).fit(x, y)
+        model.predict(x[: rows // 3], return_std=True)
+        return model
+
+    fit(60)
+    compilations.clear()
+    assert [fit(rows).report_.examples for rows in (61, 90, 300)] == [49, 72, 240]
+    assert compilations == []
+
+
+def test_the_optimiser_does_not_depend_on_the_data_weight():
+    """Gradients are clipped at a norm of 1, in units in which the data weight has no part."""
+    x = jax.random.normal(jax.random.key(1), (20, 2))
+
+    def end(weight):
+        target = rw.Posterior(
+            lambda w: -0.5 * weight * jnp.sum(w**2), lambda w, batch: -5 * weight * (batch @ w - 3) ** 2, x
+        )
+        schedule = Schedule(30, 0.01, 5, 1, weight)
+        nowhere = Keeping(None, "5 min", {})
+        silent = lambda *_: None  # noqa: E731
+        return optimise(jax.random.key(0), target, jnp.array([2.0, -2.0]), schedule, nowhere, silent, Request())
+
+    one, ten = end(1.0), end(10.0)
+    assert one.finished
+    np.testing.assert_allclose(one.position, ten.position, rtol=1e-6)
+    np.testing.assert_allclose(one.losses, ten.losses, rtol=1e-6)
+
+
+def test_the_automatic_step_size_is_stored_for_one_fit_only(tmp_path):
+    x, y = waves()
+    model = tiny(checkpoint=tmp_path).fit(x, y)
+    note = tmp_path / "step_size.json"
+    stored = json.loads(note.read_text())
+    assert stored["step_size"] == model.report_.step_size
+    note.write_text(json.dumps(stored | {"step_size": 0.5 * stored["step_size"]}))
+    shutil.rmtree(tmp_path / "sampling")
+    assert tiny(checkpoint=tmp_path).fit(x, y).report_.step_size == 0.5 * model.report_.step_size
+    for folder in tmp_path.iterdir():
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    assert tiny(checkpoint=tmp_path).fit(x[:-1], y[:-1]).report_.step_size != 0.5 * model.report_.step_size
