@@ -332,7 +332,10 @@ def _runs(settings: Settings, mirror: bool) -> list[Task]:
                 about = known | method_settings(name) | {"sparsity": sparsity, "seed": seed}
                 about |= {} if settings.tuned else {"relative_step_size": default_step_size(name)}
                 group = f"{slug(name)}-{round(100 * sparsity)}"
-                run, cost = _run(settings, mirror, name, sparsity, seed), settings.chain_gradients / 25
+                run, cost = (
+                    _run(settings, mirror, name, sparsity, seed),
+                    settings.chain_gradients / (17 if mirror else 25),
+                )
                 after = (f"{prefix}start-seed{seed}", *((f"{prefix}tuned-{slug(name)}",) if settings.tuned else ()))
                 tasks.append(Task(f"{prefix}{group}-seed{seed}", about, run, RunRow, cost, group, after))
     return tasks

@@ -137,7 +137,7 @@ def _embedded(content: Picture, folder: Path) -> str:
 
 def _overview(records: list[Record]) -> str:
     rows = tuple((r.report.title, r.preset, Number(r.seconds, style=".0f"), r.command) for r in records)
-    runs = Table("Studies on this page", ("study", "preset", "seconds of tasks", "command"), rows)
+    runs = Table("Studies on this page", ("study", "preset", "compute time (s)", "command"), rows)
     text = "HASGLD-SA (Wang, Deng and Lin) compared with other SG-MCMC samplers, implemented in Ridgewalk."
     return paragraph(text) + paragraph(_paper_counts(records)) + table(runs)
 

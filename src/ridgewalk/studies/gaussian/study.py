@@ -21,7 +21,7 @@ from ridgewalk.studies.framework.comparison import (
 from ridgewalk.studies.framework.schema import save_figure
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
 from ridgewalk.studies.framework.task_cache import row_fields
-from ridgewalk.studies.gaussian.contenders import CONTENDERS, DENSE, GaussianRow, on_paper_grid, paper_gaussian
+from ridgewalk.studies.gaussian.contenders import CONTENDERS, DENSE, PRINTED, GaussianRow, on_paper_grid, paper_gaussian
 from ridgewalk.studies.gaussian.report import build_report, compare, faster_at_no_more_error, plot_errors, plot_samples
 
 
@@ -75,8 +75,12 @@ def measure(contender: Contender, step_size: float, settings: Settings) -> Gauss
 
 def plan(settings: Settings) -> list[Task]:
     """One task per sampler and step size, on its own grid and on the paper's."""
-    own = sweep_tasks(CONTENDERS, settings, measure, GaussianRow, prefix="own-grid-")
-    paper = sweep_tasks(on_paper_grid(), settings, measure, GaussianRow, prefix="paper-grid-")
+
+    def seconds(contender: Contender) -> float:
+        return 1.0 if contender.name == PRINTED else 2.0
+
+    own = sweep_tasks(CONTENDERS, settings, measure, GaussianRow, prefix="own-grid-", seconds=seconds)
+    paper = sweep_tasks(on_paper_grid(), settings, measure, GaussianRow, prefix="paper-grid-", seconds=seconds)
     return [*own, *paper]
 
 
