@@ -45,7 +45,7 @@ def reproduce(
         "results"
     ),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of worker processes. Default: one per core.")
+        int | None, typer.Option(min=1, help="Number of worker processes. Default: one per core, as memory allows.")
     ] = None,
 ) -> None:
     """Run studies and write one self-contained page, index.html. If interrupted, rerun the same command to resume."""

@@ -192,6 +192,17 @@ def test_the_remaining_time_weighs_tasks_by_cost():
     assert words == ["unknown time", "about 18 s", "about 10 min", "about 2.5 h"]
 
 
+def test_workers_are_limited_by_cores_memory_and_accelerators(monkeypatch):
+    monkeypatch.setattr(runner, "available_cores", lambda: 64)
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 8 * 2**30 // 4096}
+    monkeypatch.setattr(runner.os, "sysconf", pages.__getitem__)
+    assert runner.default_workers() == 4
+    monkeypatch.setattr(runner, "available_cores", lambda: 2)
+    assert runner.default_workers() == 2
+    monkeypatch.setattr(runner.jax, "default_backend", lambda: "gpu")
+    assert runner.default_workers() == 1
+
+
 def test_marks():
     assert judge(1.0, 2.0) == "better"
     assert judge(1.0, 2.0, lower_is_better=False) == "worse"

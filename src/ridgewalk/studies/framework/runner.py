@@ -80,7 +80,7 @@ class StudyRun:
 def run_studies(studies: Sequence[Study], preset: Preset, out: Path, workers: int | None = None) -> Path:
     """Run or resume studies in `out/<name>`, print their tables, and return the page `out/index.html`.
 
-    `workers` processes run tasks in parallel, by default one per core; with 1 tasks run in this process. After an
+    `workers` processes run tasks in parallel (default: `default_workers`); with 1 tasks run in this process. After an
     interruption the same call resumes: only the tasks that were running are repeated.
     """
     if workers is not None and workers < 1:
@@ -94,7 +94,7 @@ def run_studies(studies: Sequence[Study], preset: Preset, out: Path, workers: in
             _check_plan(study, preset)
             runs.append(StudyRun(study, preset, out))
         groups = {(run.study.name, task.group) for run in runs for task in run.plan.values() if not _done(run, task)}
-        count = min(workers or available_cores(), len(groups))
+        count = min(workers or default_workers(), len(groups))
         progress = stack.enter_context(_progress(runs, max(count, 1)))
         reports = {run.study.name: run.finish() for run in runs if run.is_complete}
         if count > 1:
@@ -340,6 +340,18 @@ def environment() -> dict[str, str]:
         "device": str(jax.devices()[0].device_kind),
         "precision": "float64" if jax.config.read("jax_enable_x64") else "float32",
     }
+
+
+MEMORY_PER_WORKER = 2 * 2**30
+"""Bytes; a worker of the Darcy studies uses 1.5 GiB."""
+
+
+def default_workers() -> int:
+    """One worker per core as far as memory allows; a single one on GPU or TPU, whose memory a process reserves."""
+    if jax.default_backend() != "cpu":
+        return 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(available_cores(), memory // MEMORY_PER_WORKER))
 
 
 def available_cores() -> int:
