@@ -48,14 +48,14 @@ def regression() -> tuple[rw.Posterior, jax.Array]:
 
 def bare_scan(target: rw.Posterior, start: jax.Array, thin: int, randint: Draw = jax.random.randint) -> Run:
     """The same steps by hand: one `lax.scan` over all of them, that keeps every `thin`-th position on the device."""
-    kernel = rw.build_kernel(rw.sgld(), target)
+    kernel = rw.build_kernel(rw.sgld(), target, start)
     block = 256
 
     @partial(jax.jit, donate_argnums=1)
     def run(key: jax.Array, state: rw.State) -> tuple[rw.State, jax.Array]:
         def numbers(k: jax.Array) -> tuple[jax.Array, jax.Array]:
             noise_key, batch_key = jax.random.split(jax.random.fold_in(key, k))
-            return kernel.draw(noise_key, start), randint(batch_key, (BATCH,), 0, target.size)
+            return kernel.draw(noise_key), randint(batch_key, (BATCH,), 0, target.size)
 
         def one(state: rw.State, xs: tuple[jax.Array, jax.Array]) -> tuple[rw.State, None]:
             noise, rows = xs

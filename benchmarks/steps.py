@@ -123,13 +123,13 @@ def network(widths: tuple[int, ...], size: int = 512) -> tuple[rw.Posterior, dic
 
 def shares(target: rw.Posterior, start: Any, batch_size: int, steps: int) -> tuple[float, float]:
     """Seconds of one draw of noise and of one gradient, each alone in a compiled loop."""
-    kernel = rw.build_kernel(rw.sgld(), target)
-    flat = kernel.draw(jax.random.key(0), start)
+    kernel = rw.build_kernel(rw.sgld(), target, start)
+    flat = kernel.draw(jax.random.key(0))
     scattered = 7_919 * jnp.arange(batch_size)
 
     def noise(steps: int, total: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(
-            0, steps, lambda k, t: t + kernel.draw(jax.random.fold_in(jax.random.key(0), k), start), total
+            0, steps, lambda k, t: t + kernel.draw(jax.random.fold_in(jax.random.key(0), k)), total
         )
 
     def gradient(steps: int, position: Any) -> Any:

@@ -143,7 +143,7 @@ CASES = {
     "curvature_every": (lambda: rw.hasgld_sa(curvature_every=0), ["curvature_every", "0"]),
     "first_curvature": (lambda: rw.hasgld_sa(first_curvature=0.0), ["first_curvature", "0.0"]),
     "growth": (lambda: rw.Dense(growth=1.0), ["growth", "1.0"]),
-    "base growth": (lambda: rw.Limited(base_growth=0.5), ["base_growth", "0.5"]),
+    "base growth": (lambda: rw.SnapshotLBFGS(base_growth=0.5), ["base_growth", "0.5"]),
     "snapshots": (lambda: rw.hasgld_sa(form="limited", snapshots=0), ["snapshots", "0"]),
     "rank": (lambda: rw.hasgld_sa(rank=0), ["rank", "0"]),
     "temperature": (lambda: rw.sgld(temperature=-1.0), ["temperature", "-1.0"]),
@@ -153,7 +153,9 @@ CASES = {
     "diffusion": (lambda: rw.sgnht(diffusion=0.0), ["diffusion", "0.0"]),
     "decay": (lambda: rw.psgld(decay=1.0), ["decay", "1.0"]),
     "second moment": (
-        lambda: rw.build_kernel(rw.psgld(second_moment=jnp.ones(3)), rw.Density(lambda x: -x @ x)).init(jnp.ones(2)),
+        lambda: rw.build_kernel(rw.psgld(second_moment=jnp.ones(3)), rw.Density(lambda x: -x @ x), jnp.ones(2)).init(
+            jnp.ones(2)
+        ),
         ["second_moment", "(3,)", "(2,)"],
     ),
     "regularizer": (lambda: rw.psgld(regularizer=0.0), ["regularizer", "0.0"]),

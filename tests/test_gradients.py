@@ -53,7 +53,7 @@ def test_full_gradient_in_slices():
 
 
 def test_svrg_renews_its_anchor_on_time():
-    kernel = rw.build_kernel(rw.sgld(), rw.svrg(TARGET, every=3))
+    kernel = rw.build_kernel(rw.sgld(), rw.svrg(TARGET, every=3), HERE)
     batch = jax.tree.map(lambda x: x[:10], TARGET.data)
     states = [kernel.init(HERE)]
     for key in jax.random.split(jax.random.key(0), 7):
@@ -68,7 +68,7 @@ def test_svrg_renews_its_anchor_on_time():
 def test_curvature_pairs_use_one_batch():
     """With an example per batch, a pair mixing batches would not show that example's Hessian."""
     for target in (TARGET, rw.control_variates(TARGET, jnp.ones(3)), rw.svrg(TARGET, every=2)):
-        kernel = rw.build_kernel(rw.Sampler(rw.Langevin(), rw.LBFGS(memory=2)), target)
+        kernel = rw.build_kernel(rw.Sampler(rw.Langevin(), rw.LBFGS(memory=2)), target, HERE)
         state = kernel.init(HERE)
         for i in range(3):
             batch = jax.tree.map(lambda x, i=i: x[i : i + 1], TARGET.data)

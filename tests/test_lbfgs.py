@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ridgewalk.precondition.compact import bfgs_core, held_core, mixed_root
-from ridgewalk.precondition.lbfgs import Window, empty_window
-from ridgewalk.precondition.pairs import Pair
+from ridgewalk.preconditioners._linalg import bfgs_core, clipped_core, mixed_root
+from ridgewalk.preconditioners.lbfgs import Pair, Window, empty_window
 
 R = 0.2
 
@@ -77,7 +76,7 @@ def test_products_and_factor_equal_the_dense_recursion(kind, memory, count):
     np.testing.assert_allclose(factor @ factor.T, g, rtol=0, atol=1e-10 * scale)
     np.testing.assert_allclose(matrix(window.factor_transpose, d), factor.T, rtol=0, atol=1e-12 * np.abs(factor).max())
     v, z = rng.normal(size=(2, d))
-    np.testing.assert_allclose(window.displace(jnp.asarray(v), jnp.asarray(z)), g @ v + factor @ z, rtol=1e-8)
+    np.testing.assert_allclose(window.drift_plus_noise(jnp.asarray(v), jnp.asarray(z)), g @ v + factor @ z, rtol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -162,5 +161,5 @@ def test_functions_of_a_low_rank_correction(dependent):
         for weight in (1.0, 0.3):
             root = np.eye(9) + p.T @ np.asarray(mixed_root(gram, core, weight, most)) @ p
             np.testing.assert_allclose(root @ root, (1 - weight) * np.eye(9) + weight * held, rtol=1e-10, atol=1e-10)
-    cut = np.eye(9) + p.T @ np.asarray(held_core(gram, core, 1.5)) @ p
+    cut = np.eye(9) + p.T @ np.asarray(clipped_core(gram, core, 1.5)) @ p
     np.testing.assert_allclose(cut, held, rtol=1e-10, atol=1e-10)

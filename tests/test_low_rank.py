@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
-from ridgewalk.precondition.base import Transition
-from ridgewalk.precondition.long_rows import SLICE, long_products
-from ridgewalk.precondition.low_rank import whitener
+from ridgewalk.preconditioners._linalg import BLOCK, blocked_gram
+from ridgewalk.preconditioners.base import Transition
+from ridgewalk.preconditioners.low_rank import whitener
 
 D = 60
 
@@ -27,7 +27,7 @@ def swept(form, hessians, dtype=jnp.float64):
     @jax.jit
     def sweep(operator, step, hessian):
         transition = Transition(step, zero, zero, zero, zero, zero, lambda x: hessian @ x)
-        return form.learn(operator, transition)[0]
+        return form.update(operator, transition)[0]
 
     for k, hessian in enumerate(hessians):
         operator = sweep(operator, jnp.asarray((k + 1) * period), jnp.asarray(hessian, dtype))
@@ -89,7 +89,7 @@ def test_a_hessian_of_low_rank_leaves_g_bounded_by_rounding():
 
 
 def test_long_products_and_whitener():
-    rows = jax.random.normal(jax.random.key(0), (3, 2 * SLICE + 17))
-    np.testing.assert_allclose(long_products(rows, rows[:2]), rows @ rows[:2].T, rtol=1e-10)
-    white = whitener(long_products(rows, rows)) @ rows
+    rows = jax.random.normal(jax.random.key(0), (3, 2 * BLOCK + 17))
+    np.testing.assert_allclose(blocked_gram(rows, rows[:2]), rows @ rows[:2].T, rtol=1e-10)
+    white = whitener(blocked_gram(rows, rows)) @ rows
     np.testing.assert_allclose(white @ white.T, np.eye(3), atol=1e-12)

@@ -8,7 +8,8 @@ from tests.targets import linear_regression
 
 import ridgewalk as rw
 from ridgewalk._control_flow import when
-from ridgewalk.precondition.dense_scaled import DenseScaled
+from ridgewalk.preconditioners.dense import DenseScaled
+from ridgewalk.ravel import layout_of
 
 REGRESSION = linear_regression()
 
@@ -22,9 +23,9 @@ FORMS = {
     "lbfgs": rw.LBFGS(),
     "dense": rw.Dense(),
     "dense scaled": DenseScaled(),
-    "limited": rw.Limited(memory=2, snapshots=3),
+    "limited": rw.SnapshotLBFGS(memory=2, snapshots=3),
     "low_rank": rw.LowRank(rank=1, spare=1),
-    "rescaled": rw.rescaled(rw.Limited(memory=2), jnp.array([0.1, 1.0, 3.0])),
+    "rescaled": rw.rescaled(rw.SnapshotLBFGS(memory=2), jnp.array([0.1, 1.0, 3.0])),
 }
 
 
@@ -48,7 +49,7 @@ def test_multiply_and_factor_agree(state):
     np.testing.assert_allclose(columns(operator.factor_transpose), s.T, rtol=0, atol=1e-12 * np.abs(s).max())
     assert np.linalg.eigvalsh(g)[0] > 0
     v, z = np.random.default_rng(0).normal(size=(2, 3))
-    both = operator.displace(jnp.asarray(v), jnp.asarray(z))
+    both = operator.drift_plus_noise(jnp.asarray(v), jnp.asarray(z))
     np.testing.assert_allclose(both, g @ v + s @ z, rtol=0, atol=1e-10 * np.abs(g @ v + s @ z).max())
 
 
@@ -73,12 +74,14 @@ def test_work_that_is_not_due_is_not_done():
 def test_the_base_that_was_asked_for_is_used_at_any_size():
     """γ⁻¹ I needs pairs, which the low-rank form has not; the running G must be stored."""
     asked = {base: rw.hasgld_sa(base=base).preconditioner for base in ("auto", "scaled_identity", "running")}
-    forms = {(base, d): type(rule.specialise(d, None)) for base, rule in asked.items() for d in (10, 3_000)}
+    forms = {
+        (base, d): type(rule.resolve(layout_of(jnp.zeros(d)))) for base, rule in asked.items() for d in (10, 3_000)
+    }
     assert forms == {
         ("auto", 10): rw.Dense,
         ("auto", 3_000): rw.LowRank,
         ("scaled_identity", 10): DenseScaled,
-        ("scaled_identity", 3_000): rw.Limited,
+        ("scaled_identity", 3_000): rw.SnapshotLBFGS,
         ("running", 10): rw.Dense,
         ("running", 3_000): rw.Dense,
     }

@@ -11,7 +11,7 @@ from tests.targets import banana, correlated_gaussian, linear_regression
 
 import ridgewalk as rw
 from ridgewalk._pytree import pytree_dataclass
-from ridgewalk.precondition.fixed import Fixed, MatrixOperator
+from ridgewalk.preconditioners.static import Fixed, FixedOperator
 from ridgewalk.studies.framework.comparison import covariance_error
 
 GAUSSIAN = correlated_gaussian()
@@ -125,16 +125,16 @@ def test_linear_regression_with_minibatches(name, estimator):
 class NoiseWithoutTwo(rw.Langevin):
     """√ε noise instead of √(2ε)."""
 
-    def move(self, state, operator, gradient, noise, step_size, step, degrees):
-        return super().move(state, operator, gradient, noise / jnp.sqrt(2.0), step_size, step, degrees)
+    def move(self, state, operator, context):
+        return super().move(state, operator, context._replace(noise=context.noise / jnp.sqrt(2.0)))
 
 
 @pytree_dataclass
 class UphillLangevin(rw.Langevin):
     """The gradient with the wrong sign."""
 
-    def move(self, state, operator, gradient, noise, step_size, step, degrees):
-        return super().move(state, operator, -gradient, noise, step_size, step, degrees)
+    def move(self, state, operator, context):
+        return super().move(state, operator, context._replace(gradient=-context.gradient))
 
 
 @pytree_dataclass
@@ -145,10 +145,10 @@ class UnscaledPosterior(rw.Posterior):
         return -self.log_prior(position) - jnp.sum(self.log_likelihood(position, batch))
 
 
-class WrongFactor(MatrixOperator):
+class WrongFactor(FixedOperator):
     """S = G instead of √G, in all that a chain uses."""
 
-    def displace(self, covector, noise):
+    def drift_plus_noise(self, covector, noise):
         return self.multiply(covector) + self.multiply(noise)
 
 

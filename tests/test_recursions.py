@@ -21,12 +21,12 @@ def gradient(x):
 
 def trace(sampler, steps, step_size):
     """Positions (from the start on), noises and the states of a chain made with the bare kernel."""
-    kernel = rw.build_kernel(sampler, GAUSSIAN.target)
+    kernel = rw.build_kernel(sampler, GAUSSIAN.target, START)
     step = jax.jit(kernel.step)
     states = [kernel.init(jnp.asarray(START))]
     noises = []
     for key in jax.random.split(jax.random.key(5), steps):
-        noises.append(np.asarray(kernel.draw(key, states[-1].position)))
+        noises.append(np.asarray(kernel.draw(key)))
         states.append(step(key, states[-1], None, step_size)[0])
     return np.array([state.position for state in states]), noises, states
 
@@ -164,8 +164,9 @@ def test_curvature_every_learns_only_in_those_steps(form):
 
 def test_damping_is_reported():
     """A concave stretch of the target: curvature is negative, the pair is damped, G stays positive."""
-    kernel = rw.build_kernel(rw.hasgld_sa(memory=1, first_curvature=1.0), rw.Density(lambda x: jnp.sum(x**2)))
-    state, info = jax.jit(kernel.step)(jax.random.key(0), kernel.init(jnp.ones(3)), None, 0.01)
+    start, sampler = jnp.ones(3), rw.hasgld_sa(memory=1, first_curvature=1.0)
+    kernel = rw.build_kernel(sampler, rw.Density(lambda x: jnp.sum(x**2)), start)
+    state, info = jax.jit(kernel.step)(jax.random.key(0), kernel.init(start), None, 0.01)
     assert 0 < float(info.damping) < 1
     assert float(info.damping) == pytest.approx((1 - R) / (1 - -2.0))
     assert np.linalg.eigvalsh(rw.preconditioner_matrix(state))[0] > 0
@@ -175,8 +176,8 @@ def test_damping_is_reported():
 def test_the_limited_base_grows_no_more_than_it_may(bound):
     """Cold, and started in the valley, a chain sees the curvature along it only, here 1/731 of the largest."""
     curvatures, axes = np.linalg.eigh(np.linalg.inv(GAUSSIAN.covariance))
-    form = rw.Limited(memory=1, first_curvature=curvatures[-1], base_growth=bound)
-    kernel = rw.build_kernel(rw.Sampler(rw.Langevin(0.0), form), GAUSSIAN.target)
+    form = rw.SnapshotLBFGS(memory=1, first_curvature=curvatures[-1], base_growth=bound)
+    kernel = rw.build_kernel(rw.Sampler(rw.Langevin(0.0), form), GAUSSIAN.target, GAUSSIAN.mean)
     state, step, bases = kernel.init(GAUSSIAN.mean + axes[:, 0]), jax.jit(kernel.step), []
     for key in jax.random.split(jax.random.key(5), 40):
         bases.append(float(state.preconditioner.identity) * curvatures[-1])

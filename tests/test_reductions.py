@@ -9,6 +9,7 @@ from tests.harness import flat_draws
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
+from ridgewalk.preconditioners.metric import divergence
 
 REGRESSION = linear_regression()
 GAUSSIAN = correlated_gaussian()
@@ -67,14 +68,14 @@ def test_one_step_equals_blackjax():
         return jax.grad(lambda p: -REGRESSION.target.potential(p, batch))(position)
 
     theirs = blackjax.sgld(log_density_gradient).step(key, start, batch, step_size)
-    kernel = rw.build_kernel(rw.sgld(), REGRESSION.target)
+    kernel = rw.build_kernel(rw.sgld(), REGRESSION.target, start)
     ours, _ = kernel.step(key, kernel.init(start), batch, step_size)
     np.testing.assert_allclose(ours.position, theirs, rtol=1e-12)
 
 
 def test_psgld_step_by_hand():
     batch = jax.tree.map(lambda x: x[:40], REGRESSION.target.data)
-    kernel = rw.build_kernel(rw.psgld(decay=0.9, regularizer=0.5), REGRESSION.target)
+    kernel = rw.build_kernel(rw.psgld(decay=0.9, regularizer=0.5), REGRESSION.target, jnp.ones(3))
     state, step_size = kernel.init(jnp.ones(3)), 1e-3
     second = state.preconditioner.second_moment
     largest = np.linalg.eigvalsh(np.linalg.inv(REGRESSION.covariance))[-1]
@@ -94,12 +95,12 @@ def test_psgld_starts_from_the_second_moment_it_is_given():
     plain = lambda x: -0.5 * jnp.sum(x["a"] ** 2) - x["b"] ** 2  # noqa: E731
     start = {"a": jnp.ones(2), "b": jnp.ones(())}
     sampler = rw.psgld(decay=0.5, regularizer=1.0, second_moment={"a": moment[:2], "b": moment[2]})
-    state = rw.build_kernel(sampler, rw.Density(plain)).init(start)
+    state = rw.build_kernel(sampler, rw.Density(plain), start).init(start)
     np.testing.assert_allclose(state.preconditioner.multiply(jnp.ones(3)), 1 / (1 + np.sqrt(moment)))
-    step = rw.build_kernel(sampler, rw.Density(plain)).step(jax.random.key(0), state, None, 0.1)[0]
+    step = rw.build_kernel(sampler, rw.Density(plain), start).step(jax.random.key(0), state, None, 0.1)[0]
     gradient = np.array([1.0, 1.0, 2.0])
     np.testing.assert_allclose(step.preconditioner.second_moment, (moment + gradient**2) / 2)
-    one = rw.build_kernel(rw.psgld(first_curvature=25.0), rw.Density(plain)).init(start).preconditioner
+    one = rw.build_kernel(rw.psgld(first_curvature=25.0), rw.Density(plain), start).init(start).preconditioner
     np.testing.assert_allclose(one.second_moment, 25.0)
 
 
@@ -111,16 +112,15 @@ def test_psgld_correction_is_the_derivative_of_its_preconditioner():
         return 1 / (regularizer + jnp.sqrt(decay * v + (1 - decay) * gradient(p) ** 2))
 
     form = rw.RMSProp(decay, regularizer, curvature_correction=True)
-    from ridgewalk.precondition.base import Departure
-
     before = form.init(x, gradient)._replace(second_moment=v)
-    after = form.prepare(before, Departure(jnp.asarray(2), x, gradient(x), gradient))
+    after = form.prepare(
+        before, rw.StepContext(jnp.asarray(2), x, gradient(x), gradient, jnp.zeros(2), jnp.asarray(0.1), 2)
+    )
     np.testing.assert_allclose(form.correction(after), jnp.diagonal(jax.jacobian(g_diagonal)(x)), rtol=1e-10)
 
 
 def test_gamma_of_a_metric_by_hand():
     """G = [[1 + x², x y], [x y, 2 + y²]]: Γ = (2x + x, y + 2y)."""
-    from ridgewalk.precondition.metric import divergence
 
     def g(p):
         x, y = p

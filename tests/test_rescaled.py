@@ -7,6 +7,7 @@ import pytest
 
 import ridgewalk as rw
 from ridgewalk.diagnostics.curvature import curvature_pair_stats
+from ridgewalk.ravel import layout_of
 
 SCALE = {"a": jnp.array([1 / 64, 1.0]), "b": jnp.array([[32.0], [0.5]])}
 START = {"a": jnp.array([0.02, -1.0]), "b": jnp.array([[10.0], [0.3]])}
@@ -26,7 +27,7 @@ def in_units(p):
 @pytest.mark.parametrize(
     "inner",
     [
-        rw.Limited(memory=2),
+        rw.SnapshotLBFGS(memory=2),
         pytest.param(rw.RMSProp(curvature_correction=True), marks=pytest.mark.slow),
         pytest.param(rw.Dense(), marks=pytest.mark.slow),
         pytest.param(rw.LowRank(rank=1, spare=1), marks=pytest.mark.slow),
@@ -60,10 +61,9 @@ def test_scales_must_fit_the_position(count):
 
 def test_what_learns_inside_is_known_outside():
     """`find_step_size` and `check` treat a preconditioner by what it learns."""
-    flat, unravel = jax.flatten_util.ravel_pytree(START)
     twice = rw.rescaled(rw.rescaled(rw.Dense(), SCALE), SCALE)
-    assert isinstance(twice.specialise(flat.shape[0], unravel).learner, rw.Dense)
-    sampler = rw.Sampler(rw.Langevin(), rw.rescaled(rw.Limited(memory=2, curvature_every=3), SCALE))
+    assert isinstance(twice.resolve(layout_of(START)).unwrapped, rw.Dense)
+    sampler = rw.Sampler(rw.Langevin(), rw.rescaled(rw.SnapshotLBFGS(memory=2, curvature_every=3), SCALE))
     density = rw.Density(log_density)
     result = rw.sample(jax.random.key(0), sampler, density, START, steps=30, step_size=0.03, progress=False)
     assert curvature_pair_stats(result).pairs == 10

@@ -65,7 +65,7 @@ def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
 )
 def test_runner_equals_the_kernel_stepped_by_hand(sampler):
     result = run(sampler, steps=15)
-    kernel = rw.build_kernel(sampler, REGRESSION.target)
+    kernel = rw.build_kernel(sampler, REGRESSION.target, jnp.zeros(3))
     state = jax.jit(kernel.init)(jnp.zeros(3))
     chain_key = jax.random.split(jax.random.key(0), 1)[0]
     for k in range(15):
@@ -81,7 +81,7 @@ def test_vectorised_chains_equal_single_ones():
     both = run(start=starts, chains=2, start_per_chain=True)
     assert not np.array_equal(both.positions[0, 0], both.positions[1, 0])
     keys = jax.random.split(jax.random.key(0), 2)
-    kernel = rw.build_kernel(rw.hasgld_sa(memory=2), REGRESSION.target)
+    kernel = rw.build_kernel(rw.hasgld_sa(memory=2), REGRESSION.target, starts[1])
     state = kernel.init(starts[1])
     for k in range(3):
         noise_key, batch_key = jax.random.split(jax.random.fold_in(keys[1], k))

@@ -1,6 +1,9 @@
 # The public names, one line each, and where they are defined. `__init__.py` reads this list and imports a name when it
 # is used first; type checkers and editors read it as the types of the package.
 
+from ridgewalk._pytree import array_field as array_field
+from ridgewalk._pytree import pytree_dataclass as pytree_dataclass
+from ridgewalk._types import Adaptation as Adaptation
 from ridgewalk.data import Batches as Batches
 from ridgewalk.diagnostics.check import CheckReport as CheckReport
 from ridgewalk.diagnostics.check import Finding as Finding
@@ -15,10 +18,13 @@ from ridgewalk.diagnostics.stein import stein_discrepancy_of as stein_discrepanc
 from ridgewalk.diagnostics.temperature import configurational_temperature as configurational_temperature
 from ridgewalk.diagnostics.temperature import kinetic_temperature as kinetic_temperature
 from ridgewalk.dynamics.as_printed import AsPrinted as AsPrinted
-from ridgewalk.dynamics.delayed import Delayed as Delayed
+from ridgewalk.dynamics.base import Dynamics as Dynamics
+from ridgewalk.dynamics.base import Move as Move
 from ridgewalk.dynamics.hamiltonian import Hamiltonian as Hamiltonian
+from ridgewalk.dynamics.langevin import Delayed as Delayed
 from ridgewalk.dynamics.langevin import Langevin as Langevin
-from ridgewalk.dynamics.thermostat import Thermostat as Thermostat
+from ridgewalk.dynamics.nose_hoover import NoseHoover as NoseHoover
+from ridgewalk.gradients import GradientEstimator as GradientEstimator
 from ridgewalk.gradients import control_variates as control_variates
 from ridgewalk.gradients import svrg as svrg
 from ridgewalk.kernel import Info as Info
@@ -31,24 +37,34 @@ from ridgewalk.neural.networks.model import Model as Model
 from ridgewalk.neural.regressor import SurrogateRegressor as SurrogateRegressor
 from ridgewalk.neural.sparse.model import CompressedModel as CompressedModel
 from ridgewalk.neural.sparse.model import compress as compress
-from ridgewalk.precondition.base import Preconditioner as Preconditioner
-from ridgewalk.precondition.dense import Dense as Dense
-from ridgewalk.precondition.fixed import fixed as fixed
-from ridgewalk.precondition.gradient_scale import gradient_scale as gradient_scale
-from ridgewalk.precondition.identity import Identity as Identity
-from ridgewalk.precondition.lbfgs import LBFGS as LBFGS
-from ridgewalk.precondition.limited import Limited as Limited
-from ridgewalk.precondition.low_rank import LowRank as LowRank
-from ridgewalk.precondition.metric import Metric as Metric
-from ridgewalk.precondition.rescaled import rescaled as rescaled
-from ridgewalk.precondition.rmsprop import RMSProp as RMSProp
+from ridgewalk.preconditioners._curvature import largest_curvature as largest_curvature
+from ridgewalk.preconditioners.base import AdaptivePreconditioner as AdaptivePreconditioner
+from ridgewalk.preconditioners.base import FactorMethods as FactorMethods
+from ridgewalk.preconditioners.base import Operator as Operator
+from ridgewalk.preconditioners.base import Preconditioner as Preconditioner
+from ridgewalk.preconditioners.base import PreconditionerSpec as PreconditionerSpec
+from ridgewalk.preconditioners.base import StaticPreconditioner as StaticPreconditioner
+from ridgewalk.preconditioners.base import StepContext as StepContext
+from ridgewalk.preconditioners.base import Transition as Transition
+from ridgewalk.preconditioners.base import UpdateInfo as UpdateInfo
+from ridgewalk.preconditioners.base import no_update as no_update
+from ridgewalk.preconditioners.dense import Dense as Dense
+from ridgewalk.preconditioners.lbfgs import LBFGS as LBFGS
+from ridgewalk.preconditioners.limited import SnapshotLBFGS as SnapshotLBFGS
+from ridgewalk.preconditioners.low_rank import LowRank as LowRank
+from ridgewalk.preconditioners.metric import Metric as Metric
+from ridgewalk.preconditioners.rescaled import gradient_scale as gradient_scale
+from ridgewalk.preconditioners.rescaled import rescaled as rescaled
+from ridgewalk.preconditioners.rmsprop import RMSProp as RMSProp
+from ridgewalk.preconditioners.static import Identity as Identity
+from ridgewalk.preconditioners.static import fixed as fixed
 from ridgewalk.priors.base import AdaptivePrior as AdaptivePrior
 from ridgewalk.priors.base import Residuals as Residuals
 from ridgewalk.priors.by_leaf import prior_by_leaf as prior_by_leaf
-from ridgewalk.priors.shared_noise import shared_noise as shared_noise
 from ridgewalk.priors.simple import gaussian_prior as gaussian_prior
 from ridgewalk.priors.simple import laplace_prior as laplace_prior
 from ridgewalk.priors.simple import student_t_prior as student_t_prior
+from ridgewalk.priors.spike_slab import shared_noise as shared_noise
 from ridgewalk.priors.spike_slab import spike_and_slab as spike_and_slab
 from ridgewalk.result import ChainStatus as ChainStatus
 from ridgewalk.result import Result as Result
@@ -68,11 +84,10 @@ from ridgewalk.samplers import sghmc as sghmc
 from ridgewalk.samplers import sgld as sgld
 from ridgewalk.samplers import sgnht as sgnht
 from ridgewalk.samplers import sgrld as sgrld
+from ridgewalk.schedules import DEFAULT_ADAPTATION as DEFAULT_ADAPTATION
 from ridgewalk.schedules import PowerDecay as PowerDecay
+from ridgewalk.schedules import adaptation_weight as adaptation_weight
 from ridgewalk.target import Density as Density
 from ridgewalk.target import Posterior as Posterior
 from ridgewalk.tuning.step_size import StepSize as StepSize
 from ridgewalk.tuning.step_size import find_step_size as find_step_size
-
-__version__: str
-__all__: list[str]

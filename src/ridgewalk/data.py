@@ -1,4 +1,4 @@
-"""Data that need not fit the device: arrays on the host or on disk, and any iterable of batches."""
+"""Data that stay on the host: arrays on disk, iterables of batches, and their placeholder in compiled code."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ import numpy as np
 
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import PyTree
+from ridgewalk._validation import check_whole
 
-SKETCH_EXAMPLES = 1024
-"""How many examples a first look at the data takes."""
+SUBSAMPLE_SIZE = 1024
+"""The largest number of examples in a subsample of the data."""
 
 
 @pytree_dataclass
-class Streamed:
-    """What compiled code knows of data that stays outside: how many examples there are, and a few of them."""
+class DataPlaceholder:
+    """Stands for data on the host inside compiled code: the number of examples, and a subsample of them."""
 
     size: int
     examples: PyTree = array_field()
@@ -24,27 +25,26 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Batches:
-    """An iterable of batches, such as a PyTorch DataLoader, in the place of a posterior's data.
+    """An iterable of batches, such as a PyTorch DataLoader, for use as the data of a `Posterior`.
 
     Each item is a pytree of arrays (or tensors) of one batch; `size` is N, the number of examples of the whole data
-    set, which scales the likelihood. When the iterable ends it is started again. All batches must have the same
-    number of examples: a loader drops the last, smaller one (`drop_last=True`).
-    A run that is resumed goes through the batches already used, so it continues bit-identically only if the iterable
-    gives the same batches each time the program runs (a loader with a seeded generator does).
+    set, which scales the likelihood. When the iterable ends it is restarted. All batches must have the same number of
+    examples: set `drop_last=True` in a loader.
+    A resumed run skips the batches already used, so it continues bit for bit only if the iterable yields the same
+    batches in every process (a loader with a seeded generator does).
     """
 
     batches: Iterable[Any]
     size: int
 
     def __post_init__(self) -> None:
-        """Refuse what can be read only once."""
-        if not isinstance(self.size, int | np.integer) or self.size < 1:
-            raise ValueError(f"size: {self.size!r} is not a positive number of examples; give N of the whole data set")
+        """Check that the iterable can be restarted."""
+        check_whole("size", self.size, 1, "give N, the number of examples of the whole data set")
         if not hasattr(self.batches, "__iter__"):
             raise ValueError(f"batches: {type(self.batches).__name__} is not iterable; pass a list or a data loader")
         if iter(self.batches) is self.batches:
             raise ValueError(
-                f"batches: {type(self.batches).__name__} can be read only once; pass something that starts afresh "
+                f"batches: {type(self.batches).__name__} can be read only once; pass one that can be restarted "
                 "each time it is iterated (a list, a DataLoader, an object with __iter__)"
             )
 
@@ -53,7 +53,7 @@ class Batches:
         return next(self.forever())
 
     def forever(self) -> Iterator[PyTree]:
-        """Batch after batch, from the beginning again when they end."""
+        """The batches, repeated without end."""
         expected: Any = None
         while True:
             empty = True
@@ -64,7 +64,7 @@ class Batches:
                 if shapes != expected:
                     raise ValueError(
                         f"batches: number {number} has shapes {shapes}, the first had {expected}; make all batches "
-                        "alike (a DataLoader with drop_last=True)"
+                        "equal in shape (a DataLoader with drop_last=True)"
                     )
                 yield batch
             if empty:
@@ -72,7 +72,7 @@ class Batches:
 
 
 def on_host(data: PyTree) -> bool:
-    """Whether the data stay outside the device: a `Batches`, or leaves that are files (memmap, zarr, h5py)."""
+    """Whether the data stay on the host: a `Batches`, or leaves on disk (memmap, zarr, h5py)."""
     return isinstance(data, Batches) or any(map(_is_file, jax.tree.leaves(data)))
 
 
@@ -92,10 +92,10 @@ def read_rows(leaf: Any, rows: np.ndarray) -> np.ndarray:
     return np.asarray(selected)[where.reshape(rows.shape)]
 
 
-def streamed(data: PyTree) -> Streamed:
-    """The stand-in for host data inside compiled code."""
+def placeholder(data: PyTree) -> DataPlaceholder:
+    """The placeholder for data on the host inside compiled code."""
     if isinstance(data, Batches):
-        return Streamed(data.size, data.first())
+        return DataPlaceholder(data.size, data.first())
     size = int(jax.tree.leaves(data)[0].shape[0])
-    rows = np.arange(0, size, -(-size // SKETCH_EXAMPLES))
-    return Streamed(size, jax.tree.map(lambda leaf: read_rows(leaf, rows), data))
+    rows = np.arange(0, size, -(-size // SUBSAMPLE_SIZE))
+    return DataPlaceholder(size, jax.tree.map(lambda leaf: read_rows(leaf, rows), data))

@@ -30,6 +30,14 @@ class Layout(NamedTuple):
         """The dtype of the flat vector."""
         return jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(self.position)))
 
+    def matches(self, position: PyTree) -> bool:
+        """Whether a position has this structure, with these shapes and dtypes."""
+        leaves, structure = jax.tree.flatten(position)
+        expected, own = jax.tree.flatten(self.position)
+        return bool(structure == own) and all(  # type: ignore[operator]
+            (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in zip(leaves, expected, strict=True)
+        )
+
     def ravel(self, tree: PyTree) -> Vector:
         """The flat vector of a pytree."""
         leaves = jax.tree.leaves(tree)

@@ -1,42 +1,55 @@
-"""The named recipes: each a few lines over dynamics × preconditioner.
+"""Samplers by name: each composes dynamics and a preconditioner.
 
-All step sizes ε follow one convention: the drift is `−ε G ∇U`, the noise has covariance `2 ε T G`. With momentum that
-is what a step comes to at friction 1; `as_printed` has no such law. Libraries that write ε/2 and ε (TensorFlow
+All step sizes ε follow one convention: the drift is `−ε G ∇U`, the noise has covariance `2 ε T G`. With momentum
+that holds at friction 1; `as_printed` has no such law. Libraries that write ε/2 and ε (TensorFlow
 Probability, and SGMCMCJax's pSGLD) need twice the step size given here.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, PyTree
+from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.delayed import Delayed
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
-from ridgewalk.dynamics.langevin import Langevin
-from ridgewalk.dynamics.thermostat import Thermostat
+from ridgewalk.dynamics.langevin import Delayed, Langevin
+from ridgewalk.dynamics.nose_hoover import NoseHoover
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.adaptive import ByDimension
-from ridgewalk.precondition.base import Choice
-from ridgewalk.precondition.dense import Dense
-from ridgewalk.precondition.dense_scaled import DenseScaled
-from ridgewalk.precondition.identity import Identity
-from ridgewalk.precondition.lbfgs import LBFGS
-from ridgewalk.precondition.limited import Limited
-from ridgewalk.precondition.low_rank import LowRank
-from ridgewalk.precondition.metric import Metric
-from ridgewalk.precondition.rmsprop import RMSProp
+from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec
+from ridgewalk.preconditioners.dense import Dense, DenseScaled
+from ridgewalk.preconditioners.lbfgs import LBFGS
+from ridgewalk.preconditioners.limited import SnapshotLBFGS
+from ridgewalk.preconditioners.low_rank import LowRank
+from ridgewalk.preconditioners.metric import Metric
+from ridgewalk.preconditioners.rmsprop import RMSProp
+from ridgewalk.preconditioners.static import Identity
 from ridgewalk.pruning import Leaves, Pruning, Schedule, Scope
+from ridgewalk.ravel import Layout
 from ridgewalk.schedules import DEFAULT_ADAPTATION
 
 Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]
 Base = Literal["auto", "running", "scaled_identity"]
 
-FORMS: tuple[Form, ...] = ("auto", "dense", "low_rank", "limited", "as_printed")
-BASES: tuple[Base, ...] = ("auto", "running", "scaled_identity")
+DENSE_UP_TO = 2_000
+"""The largest number of parameters for which form "auto" stores a dense G, which costs O(M d²) a step."""
+
+
+@pytree_dataclass
+class ByDimension(PreconditionerSpec):
+    """`small` for up to 2,000 parameters, `large` above."""
+
+    small: PreconditionerSpec = array_field()
+    large: PreconditionerSpec = array_field()
+
+    def resolve(self, layout: Layout) -> Preconditioner:
+        """The one for d parameters."""
+        chosen = self.small if layout.size <= DENSE_UP_TO else self.large
+        return chosen.resolve(layout)
 
 
 def sgld(*, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
@@ -86,12 +99,11 @@ def hamcmc(
 ) -> Sampler:
     """Hessian-approximated MCMC (Şimşekli et al. 2016): θ_k from θ_{k−M}, G from the M − 1 pairs in between.
 
-    `memory` is M ≥ 2; history is θ_{k−2M+1} … θ_{k−1} without θ_{k−M}. M positions take turns.
+    `memory` is M ≥ 2; history is θ_{k−2M+1} … θ_{k−1} without θ_{k−M}. The M positions are interleaved.
     """
-    if memory < 2:
-        raise ValueError(f"memory: HAMCMC with M = {memory} has no pair free of the current point; use at least 2")
+    check_whole("memory", memory, 2, "with M = 1 every pair depends on the current point")
     window = LBFGS(memory=memory - 1, damping=damping, first_curvature=first_curvature)
-    return Sampler(Delayed(memory, temperature, noise), window)
+    return Sampler(Delayed(temperature, noise, delay=memory), window)
 
 
 def hasgld_sa(
@@ -108,40 +120,38 @@ def hasgld_sa(
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
-    """Langevin dynamics preconditioned by an inverse Hessian that stochastic approximation refines (Algorithm 2).
+    """Langevin dynamics preconditioned by an inverse Hessian learnt by stochastic approximation (Algorithm 2).
 
     Args:
-        memory: M, how many curvature pairs an update uses.
-        form: "dense" stores G (the default for up to 2,000 parameters); "low_rank" follows the `rank` largest
-            directions of the Hessian (the default above); "limited" keeps `snapshots` windows of pairs;
+        memory: M, the number of curvature pairs of an update.
+        form: "dense" stores G (the default for up to 2,000 parameters); "low_rank" tracks the `rank` leading
+            eigenvectors of the Hessian (the default above); "limited" keeps `snapshots` windows of pairs;
             "as_printed" is Algorithm 2 as printed, which does **not** sample the posterior (see `AsPrinted`).
         base: where the BFGS recursion starts. "running": the current G (dense only, and its default).
             "scaled_identity": γ⁻¹ I, as in the paper's text; above 2,000 parameters the limited form has it.
         adaptation: ω_k of G_k = (1−ω_k) G_{k−1} + ω_k G̃_k, a `PowerDecay` or any function of k = 1, 2, …
-        curvature_every: a pair, or a Hessian product, every so many steps.
-        damping: r of Powell's damping, in (0, 1); like `memory`, of the forms that use pairs, not of "low_rank".
+        curvature_every: steps between curvature pairs, or Hessian products.
+        damping: r of Powell's damping, in (0, 1); like `memory`, not used by "low_rank".
         rank: directions of the low-rank form.
         snapshots: windows of the limited form.
         first_curvature: G₀ = I / first_curvature; by default the largest curvature at the starting point.
         temperature: T = 1/τ; the target is p(θ)^{1/T}.
         noise: "gaussian", or "two_point" for ±1 increments (one random bit each).
     """
-    if form not in FORMS:
-        raise ValueError(f"form: {form!r} is unknown; use one of {', '.join(FORMS)}")
-    if base not in BASES:
-        raise ValueError(f"base: {base!r} is unknown; use one of {', '.join(BASES)}")
+    check_choice("form", form, get_args(Form))
+    check_choice("base", base, get_args(Base))
     if base == "scaled_identity" and form == "low_rank":
         raise ValueError("base: form='low_rank' has no BFGS recursion to start; leave base out, or use form='limited'")
     if base == "running" and form not in ("auto", "dense"):
-        raise ValueError(f"base: 'running' needs a stored G, which form={form!r} has not; use form='dense'")
+        raise ValueError(f"base: 'running' needs a stored G, which form={form!r} does not have; use form='dense'")
     common: dict[str, Any] = {
         "adaptation": adaptation,
         "curvature_every": curvature_every,
         "first_curvature": first_curvature,
     }
     pairs: dict[str, Any] = {**common, "memory": memory, "damping": damping}
-    dense: Choice = DenseScaled(**pairs) if base == "scaled_identity" else Dense(**pairs)
-    limited = Limited(**pairs, snapshots=snapshots)
+    dense: PreconditionerSpec = DenseScaled(**pairs) if base == "scaled_identity" else Dense(**pairs)
+    limited = SnapshotLBFGS(**pairs, snapshots=snapshots)
     low_rank = LowRank(rank=rank, **common)
     if base == "running":
         form = "dense"
@@ -149,7 +159,7 @@ def hasgld_sa(
         first = 1.0 if first_curvature is None else first_curvature
         window = LBFGS(memory, damping, curvature_every, first_curvature=first)
         return Sampler(AsPrinted(adaptation, temperature, noise), window)
-    forms: dict[str, Choice] = {
+    forms: dict[str, PreconditionerSpec] = {
         "auto": ByDimension(dense, low_rank if base == "auto" else limited),
         "dense": dense,
         "low_rank": low_rank,
@@ -160,13 +170,13 @@ def hasgld_sa(
 
 def sghmc(
     *,
-    preconditioner: Choice | None = None,
+    preconditioner: PreconditionerSpec | None = None,
     friction: float = 0.1,
     gradient_noise: float = 0.0,
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
-    """Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), with any preconditioner whose G settles.
+    """Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), with any position-independent preconditioner.
 
     The step size is their η: at `friction` 1 it is SGLD with the same step size.
     """
@@ -175,17 +185,17 @@ def sghmc(
 
 def sgnht(
     *,
-    preconditioner: Choice | None = None,
+    preconditioner: PreconditionerSpec | None = None,
     diffusion: float = 0.1,
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
-    """The stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with any preconditioner whose G settles."""
-    return Sampler(Thermostat(diffusion, temperature, noise), preconditioner or Identity())
+    """Stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with any position-independent preconditioner."""
+    return Sampler(NoseHoover(diffusion, temperature, noise), preconditioner or Identity())
 
 
 PRUNING_EVENTS = 20
-"""How many times a chain is pruned, where the user does not say how often."""
+"""The number of pruning events if `every` is not given."""
 
 
 def pruned(
@@ -201,23 +211,23 @@ def pruned(
 ) -> Sampler:
     """The sampler with magnitude pruning inside the chain.
 
-    At the end of step `start` (counted from 1), and every `every` steps up to `stop`, the weights of least magnitude go
-    to exactly zero and stay there: no drift, no noise and no curvature in them, and G is restricted to the others. From
-    the last event on the chain samples the posterior of the kept weights given that the pruned ones are zero, and
-    exactly round(sparsity × number of chosen weights) are. Each chain chooses its own. With `stop` at most `burn_in`
-    this holds for every draw that is kept; draws made before have fewer zeros.
+    At the end of step `start` (counted from 1), and every `every` steps up to `stop`, the weights of least magnitude
+    are set to exactly zero and stay there: they get no drift and no noise, and G is restricted to the others. After the
+    last event the chain samples the posterior of the kept weights conditional on the pruned ones being zero, and
+    exactly round(sparsity × number of eligible weights) are. Each chain has its own mask. With `stop` at most `burn_in`
+    this holds for every draw that is kept; earlier draws have fewer zeros.
 
     Args:
         sampler: any sampler.
-        sparsity: the share of the chosen weights that is zero in the end.
+        sparsity: the final fraction of zeros among the eligible weights.
         stop: no event comes after this step.
         start: the first event.
         every: steps between events; by default there are about 20.
-        schedule: "cubic" prunes most at first, "linear" evenly; or a function from the share of events, (0, 1], to the
-            share of `sparsity`, which grows to 1.
-        scope: "global" ranks the chosen weights together; "layer" prunes every leaf by the same share.
-        leaves: which may be pruned: names, or a function of a leaf's name and shape; by default arrays with two axes
-            or more, and so no biases.
+        schedule: "cubic" prunes most at first, "linear" evenly; or a function from the fraction of events, (0, 1], to
+            the fraction of `sparsity`, non-decreasing to 1.
+        scope: "global" ranks the eligible weights together; "layer" prunes every leaf by the same fraction.
+        leaves: which leaves are eligible: names, or a predicate of a leaf's name and shape; by default arrays with two
+            axes or more, and so no biases.
     """
     if every is None:
         every = max(1, (stop - start) // (PRUNING_EVENTS - 1)) if stop > start else 1

@@ -1,4 +1,4 @@
-"""What is sampled: a posterior with data, or a density without."""
+"""Targets: a posterior with data, or a density without."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +10,12 @@ import numpy as np
 
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import PyTree, Scalar
-from ridgewalk.data import SKETCH_EXAMPLES, Batches, Streamed
+from ridgewalk.data import SUBSAMPLE_SIZE, Batches, DataPlaceholder, on_host, placeholder
 from ridgewalk.priors.base import AdaptivePrior, Prior, Residuals
-from ridgewalk.priors.shared_noise import SharedNoise
+from ridgewalk.priors.spike_slab import SharedNoise
 
 EXAMPLES_AT_ONCE = 1024
-"""How many examples one gradient of the whole data set holds in memory at a time."""
+"""Examples per block of a gradient over all data."""
 
 
 @pytree_dataclass
@@ -28,7 +28,7 @@ class Posterior:
 
     `log_prior` may also be an adaptive prior, such as `spike_and_slab()`, whose hyper-parameters each chain learns, and
     with it `log_likelihood` may be `shared_noise(residual)`. Such a posterior has a potential once its hyper-parameters
-    are given: `posterior.frozen(state.prior)`, which can also be sampled, as it stays.
+    are given: `posterior.frozen(state.prior)`, which can itself be sampled.
     """
 
     log_prior: Prior
@@ -38,11 +38,11 @@ class Posterior:
     """The state that an adaptive prior is frozen at."""
 
     def __post_init__(self) -> None:
-        """A noise that is shared needs a prior to share it with."""
+        """Check that a shared noise has a prior to share it with."""
         prior = self.log_prior
         if isinstance(self.log_likelihood, SharedNoise) and not (isinstance(prior, AdaptivePrior) and prior.has_noise):
             raise ValueError(
-                "log_likelihood: shared_noise takes σ from the prior, and this log_prior has not exactly one; use "
+                "log_likelihood: shared_noise takes σ from the prior, which must have exactly one; use "
                 "spike_and_slab(), with prior_by_leaf in one group only, or write the likelihood with its own noise"
             )
 
@@ -52,7 +52,7 @@ class Posterior:
         return isinstance(self.log_prior, AdaptivePrior) and self.prior_state is None
 
     def frozen(self, prior_state: Any) -> "Posterior":
-        """The posterior at these hyper-parameters, as `state.prior` of a chain holds them: its prior learns no more."""
+        """The posterior at these hyper-parameters, as in `state.prior` of a chain; its prior is no longer adaptive."""
         return replace(self, prior_state=prior_state)
 
     def _residuals(self, position: PyTree, batch: PyTree) -> Residuals | None:
@@ -60,15 +60,15 @@ class Posterior:
         return shared.measure(position, batch, self.size) if isinstance(shared, SharedNoise) else None
 
     def first_prior(self, position: PyTree) -> Any:
-        """The state that the prior of a chain starts with; None where it has nothing to learn."""
+        """The state that a chain's prior starts with; None for a plain prior."""
         if not (isinstance(self.log_prior, AdaptivePrior) and self.adaptive):
             return None
-        return self.log_prior.init(position, self._residuals(position, self.sketch()))
+        return self.log_prior.init(position, self._residuals(position, self.subsample()))
 
     def next_prior(
         self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar, kept: PyTree | None = None
     ) -> Any:
-        """The prior's state after a step from `position` on `batch`; `kept` has zeros for what is pruned, else ones."""
+        """The prior's state after a step from `position` on `batch`; `kept` is 0 for pruned parameters, else 1."""
         if not isinstance(self.log_prior, AdaptivePrior) or prior_state is None:
             return None
         return self.log_prior.update(prior_state, position, self._residuals(position, batch), step, kept)
@@ -76,7 +76,7 @@ class Posterior:
     @property
     def size(self) -> int:
         """N, the number of examples."""
-        if isinstance(self.data, Batches | Streamed):
+        if isinstance(self.data, Batches | DataPlaceholder):
             return self.data.size
         return int(np.shape(jax.tree.leaves(self.data)[0])[0])
 
@@ -109,22 +109,22 @@ class Posterior:
         assert isinstance(self.log_prior, AdaptivePrior)  # checked when made
         return self.log_prior.noise(self._known_prior())
 
-    def unit_gradient(self, position: PyTree, batch: PyTree) -> PyTree:
-        """∇ of −Σ_batch log p(d_i | θ), not scaled to the whole data; a noise shared with the prior counts as 1."""
+    def unit_noise_gradient(self, position: PyTree, batch: PyTree) -> PyTree:
+        """∇ of −Σ_batch log p(d_i | θ), not scaled to the whole data; with a noise shared with the prior set to 1."""
         shared = self.log_likelihood
         values = (lambda p, b: shared.values(p, b, 1.0)) if isinstance(shared, SharedNoise) else shared
         return jax.grad(lambda p: -jnp.sum(values(p, batch)))(position)
 
-    def in_noise(self, unit_gradient: PyTree) -> PyTree:
-        """A sum of `unit_gradient` for the noise as it is: over σ² where it is the prior's."""
+    def scale_by_noise(self, gradient: PyTree) -> PyTree:
+        """A sum of `unit_noise_gradient` at the current noise: divided by σ² if that is the prior's."""
         if not isinstance(self.log_likelihood, SharedNoise):
-            return unit_gradient
+            return gradient
         sigma = self._noise()
-        return jax.tree.map(lambda g: g / sigma.astype(g.dtype) ** 2, unit_gradient)
+        return jax.tree.map(lambda g: g / sigma.astype(g.dtype) ** 2, gradient)
 
     def likelihood_gradient(self, position: PyTree, batch: PyTree) -> PyTree:
         """∇ of −Σ_batch log p(d_i | θ), not scaled to the whole data."""
-        return self.in_noise(self.unit_gradient(position, batch))
+        return self.scale_by_noise(self.unit_noise_gradient(position, batch))
 
     def prior_gradient(self, position: PyTree) -> PyTree:
         """∇ of −log p(θ)."""
@@ -132,11 +132,11 @@ class Posterior:
 
     def full_gradient(self, position: PyTree) -> PyTree:
         """∇U(θ) over all data."""
-        likelihood = self.in_noise(self.full_unit_gradient(position))
+        likelihood = self.scale_by_noise(self.full_unit_noise_gradient(position))
         return jax.tree.map(jnp.add, self.prior_gradient(position), likelihood)
 
-    def full_unit_gradient(self, position: PyTree) -> PyTree:
-        """`unit_gradient` over all data, a slice of the examples at a time."""
+    def full_unit_noise_gradient(self, position: PyTree) -> PyTree:
+        """`unit_noise_gradient` over all data, in blocks of examples."""
         slices, rest = divmod(self.size, EXAMPLES_AT_ONCE)
         gradient = jax.tree.map(jnp.zeros_like, position)
         if slices:
@@ -146,19 +146,19 @@ class Posterior:
             )
 
             def add(total: PyTree, batch: PyTree) -> tuple[PyTree, None]:
-                return jax.tree.map(jnp.add, total, self.unit_gradient(position, batch)), None
+                return jax.tree.map(jnp.add, total, self.unit_noise_gradient(position, batch)), None
 
             gradient, _ = jax.lax.scan(add, gradient, whole)
         if rest:
             batch = jax.tree.map(lambda x: x[self.size - rest :], self.data)
-            gradient = jax.tree.map(jnp.add, gradient, self.unit_gradient(position, batch))
+            gradient = jax.tree.map(jnp.add, gradient, self.unit_noise_gradient(position, batch))
         return gradient
 
-    def sketch(self) -> PyTree:
-        """At most 1,024 examples spread evenly over the data, for a first look at the curvature."""
-        if isinstance(self.data, Streamed):
+    def subsample(self) -> PyTree:
+        """At most 1,024 examples, evenly spaced over the data, to measure curvature on."""
+        if isinstance(self.data, DataPlaceholder):
             return self.data.examples
-        stride = -(-self.size // SKETCH_EXAMPLES)
+        stride = -(-self.size // SUBSAMPLE_SIZE)
         return jax.tree.map(lambda x: x[::stride], self.data)
 
 
@@ -172,7 +172,7 @@ class Density:
         """U(θ) = −log_density(θ); the batch is ignored."""
         return -jnp.asarray(self.log_density(position))
 
-    def sketch(self) -> None:
+    def subsample(self) -> None:
         """A density has no data."""
         return
 
@@ -192,3 +192,10 @@ class Density:
 
 
 Target = Posterior | Density
+
+
+def on_device(target: Target) -> Target:
+    """The target as compiled code gets it: data on the host are replaced by their `placeholder`."""
+    if isinstance(target, Posterior) and on_host(target.data):
+        return replace(target, data=placeholder(target.data))
+    return target

@@ -11,7 +11,7 @@ from tests.diagnostics.runs import GAUSSIAN, REGRESSION, STEEPEST, healthy, run
 
 import ridgewalk as rw
 from ridgewalk._pytree import pytree_dataclass
-from ridgewalk.precondition.fixed import DiagonalOperator
+from ridgewalk.preconditioners.static import FixedOperator
 from ridgewalk.run import pace, session
 
 QUICK = ("sgld, minibatch", "sgld, control variates", "hasgld_sa", "sghmc")
@@ -88,32 +88,29 @@ class WrongNoise(rw.Langevin):
 
     factor: float = 1.0
 
-    def move(self, state, operator, gradient, noise, step_size, step, degrees):
-        return super().move(state, operator, gradient, self.factor * noise, step_size, step, degrees)
+    def move(self, state, operator, context):
+        return super().move(state, operator, context._replace(noise=self.factor * context.noise))
 
 
 @pytree_dataclass
 class WrongFactor(rw.Preconditioner):
     """S Sᵀ = 2 G."""
 
-    def specialise(self, dimension, unravel):
-        return self
-
     def init(self, position, gradient_at):
         return Mismatched(jnp.full_like(position, 0.1))
 
-    def prepare(self, operator, departure):
+    def prepare(self, operator, context):
         return operator
 
     def correction(self, operator):
         return None
 
-    def learn(self, operator, transition):
-        return operator, rw.precondition.base.no_lesson(transition.before)
+    def update(self, operator, transition):
+        return operator, rw.no_update(transition.before)
 
 
-class Mismatched(DiagonalOperator):
-    def displace(self, covector, noise):
+class Mismatched(FixedOperator):
+    def drift_plus_noise(self, covector, noise):
         return self.multiply(covector) + jnp.sqrt(2.0) * self.factor(noise)
 
 
@@ -143,8 +140,8 @@ def test_temperature_that_was_asked_for_is_no_fault():
 def test_momenta_off_by_root_two():
     @pytree_dataclass
     class WrongKick(rw.Hamiltonian):
-        def move(self, state, operator, gradient, noise, step_size, step, degrees):
-            return super().move(state, operator, gradient, 2**0.5 * noise, step_size, step, degrees)
+        def move(self, state, operator, context):
+            return super().move(state, operator, context._replace(noise=2**0.5 * context.noise))
 
     report = run(rw.Sampler(WrongKick(), rw.Identity()), GAUSSIAN.target, 2, step_size=0.01).check()
     assert report.names == ("temperature",), str(report)

@@ -21,7 +21,7 @@ SAMPLERS = {
     "dense, told": rw.hasgld_sa(form="dense", first_curvature=10.0),
     "low rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
     "limited": rw.hasgld_sa(form="limited"),
-    "rescaled": rw.Sampler(rw.Langevin(), rw.rescaled(rw.Limited(), jnp.array([0.01, 0.1, 1.0]))),
+    "rescaled": rw.Sampler(rw.Langevin(), rw.rescaled(rw.SnapshotLBFGS(), jnp.array([0.01, 0.1, 1.0]))),
 }
 
 
@@ -33,7 +33,7 @@ def test_fraction_of_the_stable_step_size(name):
     )
     mode = jnp.array([1.0, 0.0, 0.0])
     hessian = np.asarray(x.T @ x + jnp.eye(3))
-    begun = np.asarray(rw.preconditioner_matrix(rw.build_kernel(SAMPLERS[name], target).init(mode)))
+    begun = np.asarray(rw.preconditioner_matrix(rw.build_kernel(SAMPLERS[name], target, mode).init(mode)))
     largest = np.abs(np.linalg.eigvals(begun @ hessian)).max()
     step_size = stable_step_size(SAMPLERS[name], target, mode, 16)
     assert step_size * largest == pytest.approx(0.1 * 2 * 16 / 64, rel=0.02)

@@ -122,7 +122,7 @@ def test_composes_resumes_and_keeps_float32(tmp_path, name, kind):
 def test_runner_equals_the_kernel_and_looks_at_each_chain_with_its_own_prior(tmp_path):
     target = posterior()
     result = run(target=target, steps=15, checkpoint=tmp_path)
-    kernel = rw.build_kernel(rw.sgld(), target)
+    kernel = rw.build_kernel(rw.sgld(), target, start())
     state, step = jax.jit(kernel.init)(start()), jax.jit(kernel.step)
     key = jax.random.split(jax.random.key(0), 2)[1]
     for k in range(15):
@@ -150,7 +150,7 @@ def test_runner_equals_the_kernel_and_looks_at_each_chain_with_its_own_prior(tmp
 
 def test_a_plain_prior_adds_nothing_to_the_state():
     target = rw.Posterior(rw.gaussian_prior(1.0), lambda p, b: -0.5 * residual(p, b) ** 2, posterior().data)
-    state = rw.build_kernel(rw.sgld(), target).init(start())
+    state = rw.build_kernel(rw.sgld(), target, start()).init(start())
     assert state.prior is None
     assert len(jax.tree.leaves(state)) == 3  # the step and two arrays
     assert jax.tree.structure(target) == jax.tree.structure(target.frozen(None))

@@ -69,7 +69,7 @@ def test_updates_follow_the_chain(penalty, delay):
         penalty=penalty, nu=2.0, lam=0.7, a=1.5, b=4.0, spike_scale=0.2, slab_variance=50.0, delay=delay
     )
     target = rw.Posterior(prior, rw.shared_noise(lambda w, b: b[1] - b[0] @ w), (jnp.asarray(x), jnp.asarray(y)))
-    kernel = rw.build_kernel(rw.sgld(), target)
+    kernel = rw.build_kernel(rw.sgld(), target, start)
     state, step = jax.jit(kernel.init)(start), jax.jit(kernel.step)
     sigma, delta = np.sqrt(np.mean((y - x @ np.asarray(start)) ** 2)), 0.5
     rho, sums = np.full(3, 0.5), np.array([0.5 * 3 * sigma, 0.5 * 3 * sigma**2, 12 * sigma**2])

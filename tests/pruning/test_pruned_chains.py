@@ -46,7 +46,7 @@ def samplers(known):
         "low_rank": (rw.Sampler(rw.Langevin(), low_rank), 0.02),
         "sghmc": (rw.sghmc(friction=0.2), 0.012 / steep),
         "sghmc dense": (rw.sghmc(preconditioner=dense, friction=0.2), 0.012),
-        "sghmc limited": (rw.sghmc(preconditioner=rw.Limited(memory=2), friction=0.2), 0.008),
+        "sghmc limited": (rw.sghmc(preconditioner=rw.SnapshotLBFGS(memory=2), friction=0.2), 0.008),
         "sgnht": (rw.sgnht(diffusion=0.2), 0.012 / steep),
         "sgnht low_rank": (rw.sgnht(preconditioner=low_rank, diffusion=0.2), 0.012),
     }

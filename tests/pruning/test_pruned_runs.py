@@ -131,12 +131,12 @@ def test_an_adaptive_prior_learns_as_on_the_smaller_model(penalty):
     alone = rw.spike_and_slab(penalty=penalty)
     prior = rw.prior_by_leaf({"position": alone})
     pruned = rw.pruned(rw.sgld(), 0.5, start=1, stop=1, leaves=lambda name, leaf: True)
-    large = rw.build_kernel(pruned, rw.Posterior(prior, shared, (x, y)))
     start = jnp.array([1.8, -1.2, 0.02, 0.8, 0.01, -0.03])
+    large = rw.build_kernel(pruned, rw.Posterior(prior, shared, (x, y)), start)
     state, _ = large.advance(jnp.zeros(6), large.init(start), (x, y), 1e-3)
     kept = np.asarray(state.mask)
     assert kept.tolist() == [True, True, False, True, False, False]
-    small = rw.build_kernel(rw.sgld(), rw.Posterior(prior, shared, (x[:, kept], y)))
+    small = rw.build_kernel(rw.sgld(), rw.Posterior(prior, shared, (x[:, kept], y)), start[kept])
     learnt = state.prior[0]
     inclusion, here = learnt.inclusion["position"][kept], state.position[kept]
     share = alone.inclusion_at(learnt, here)
@@ -183,9 +183,9 @@ def test_summary_counts_what_was_pruned_and_r_hat_leaves_it_out():
 
 
 def test_a_g_that_has_not_learnt_is_scalar_among_kept_coordinates():
-    kernel = rw.build_kernel(
-        rw.pruned(rw.hasgld_sa(curvature_every=100), 0.5, start=1, stop=1), rw.Density(lambda p: -jnp.sum(p["w"] ** 2))
-    )
-    state, _ = kernel.step(jax.random.key(0), kernel.init({"w": jnp.ones((2, 3))}), None, 0.01)
+    sampler = rw.pruned(rw.hasgld_sa(curvature_every=100), 0.5, start=1, stop=1)
+    start = {"w": jnp.ones((2, 3))}
+    kernel = rw.build_kernel(sampler, rw.Density(lambda p: -jnp.sum(p["w"] ** 2)), start)
+    state, _ = kernel.step(jax.random.key(0), kernel.init(start), None, 0.01)
     assert int(state.mask.sum()) == 3
     assert is_isotropic(state)

@@ -7,8 +7,9 @@ import pytest
 from tests.pruning.pruning_cases import MEAN, gaussian
 
 import ridgewalk as rw
-from ridgewalk.precondition.dense_scaled import DenseScaled
-from ridgewalk.precondition.restrict import restrict_core, restrict_matrix, restrict_root
+from ridgewalk.preconditioners._linalg import prune_core, prune_matrix, prune_root
+from ridgewalk.preconditioners.dense import DenseScaled
+from ridgewalk.ravel import layout_of
 
 GAUSSIAN = gaussian()
 MASK = np.array([0, 1, 1, 0, 1, 1, 0, 1], bool)
@@ -31,14 +32,14 @@ def test_root_and_matrix(dtype):
     root = jnp.asarray(np.linalg.cholesky(GAUSSIAN.covariance) @ np.linalg.qr(np.vander(np.arange(8.0) / 4))[0], dtype)
     tolerance = {"float64": 1e-12, "float32": 1e-6}[dtype]
     expected = conditional(GAUSSIAN.covariance, MASK)
-    restricted = restrict_root(root, jnp.asarray(MASK))
+    restricted = prune_root(root, jnp.asarray(MASK))
     assert restricted.dtype == dtype
     np.testing.assert_allclose(on_kept(restricted @ restricted.T, MASK), expected, atol=tolerance)
     assert np.all(np.asarray(restricted)[np.ix_(MASK, ~MASK)] == 0)
     assert np.all(np.asarray(restricted)[np.ix_(~MASK, MASK)] == 0)
-    again = restrict_root(restricted, jnp.asarray(FEWER))
+    again = prune_root(restricted, jnp.asarray(FEWER))
     np.testing.assert_allclose(on_kept(again @ again.T, FEWER), conditional(GAUSSIAN.covariance, FEWER), atol=tolerance)
-    matrix = restrict_matrix(jnp.asarray(GAUSSIAN.covariance, dtype), jnp.asarray(MASK))
+    matrix = prune_matrix(jnp.asarray(GAUSSIAN.covariance, dtype), jnp.asarray(MASK))
     np.testing.assert_allclose(on_kept(matrix, MASK), expected, atol=tolerance)
 
 
@@ -48,7 +49,7 @@ def test_core():
     core = lower @ lower.T - 0.01 * np.eye(4)
     left = vectors * MASK
     pruned = vectors @ vectors.T - left @ left.T
-    found = restrict_core(jnp.asarray(core), jnp.asarray(0.7), jnp.asarray(pruned))
+    found = prune_core(jnp.asarray(core), jnp.asarray(0.7), jnp.asarray(pruned))
     whole = 0.7 * np.eye(8) + vectors.T @ core @ vectors
     assert np.linalg.eigvalsh(whole)[0] > 0
     restricted = on_kept(0.7 * np.eye(8) + left.T @ np.asarray(found) @ left, MASK)
@@ -63,7 +64,7 @@ FORMS = {
     "metric": rw.Metric(lambda p: jnp.asarray(GAUSSIAN.covariance) * (1 + p[1] ** 2)),
     "dense": rw.Dense(memory=2),
     "dense_scaled": DenseScaled(memory=2),
-    "limited": rw.Limited(memory=2),
+    "limited": rw.SnapshotLBFGS(memory=2),
     "low_rank": rw.LowRank(rank=2, spare=1),
     "lbfgs": rw.LBFGS(memory=3),
 }
@@ -85,20 +86,22 @@ def matrices(operator):
     """G, S and Sᵀ as matrices, and a displacement."""
     eye = jnp.eye(8)
     parts = (jax.vmap(part)(eye).T for part in (operator.multiply, operator.factor, operator.factor_transpose))
-    return *parts, operator.displace(jnp.asarray(POSITION), jnp.asarray(MASK, float))
+    return *parts, operator.drift_plus_noise(jnp.asarray(POSITION), jnp.asarray(MASK, float))
 
 
 @jax.jit
 def restricted_after_some_steps(rule):
     """An operator that a chain has taught, as it was and restricted; whole matrices of both."""
-    kernel = rw.build_kernel(rw.Sampler(rw.Langevin(), rule), rw.Density(lambda x: -0.5 * (x - MEAN) @ gradient(x)))
+    kernel = rw.build_kernel(
+        rw.Sampler(rw.Langevin(), rule), rw.Density(lambda x: -0.5 * (x - MEAN) @ gradient(x)), MEAN
+    )
 
     def step(k, state):
         return kernel.step(jax.random.key(k), state, None, 0.1)[0]
 
     operator = jax.lax.fori_loop(0, 40, step, kernel.init(jnp.asarray(MEAN))).preconditioner
-    chosen = rule.specialise(8, lambda x: x)
-    after = chosen.restrict(operator, jnp.asarray(MASK), jnp.asarray(POSITION), held_gradient)
+    chosen = rule.resolve(layout_of(jnp.zeros(8)))
+    after = chosen.prune(operator, jnp.asarray(MASK), jnp.asarray(POSITION), held_gradient)
     return matrices(operator), matrices(after), after
 
 
@@ -138,7 +141,7 @@ def test_a_stable_step_stays_stable():
 
     @jax.jit
     def along_the_kept():
-        after = rule.restrict(rule.init(jnp.zeros(2), None), mask, None, None)
+        after = rule.prune(rule.init(jnp.zeros(2), None), mask, None, None)
         return after.multiply(jnp.array([1.0, 0.0]))[0]
 
     np.testing.assert_allclose(along_the_kept() * np.linalg.inv(covariance)[0, 0], 1)
@@ -149,7 +152,7 @@ def test_probes_that_lay_in_pruned_weights_are_drawn_anew():
     rule = rw.LowRank(rank=1, spare=1)
     operator = jax.jit(lambda: rule.init(jnp.asarray(MEAN), lambda x: x))()
     probes = jnp.zeros((2, 8)).at[0, 0].set(1.0).at[1, 1].set(1.0)
-    after = jax.jit(lambda old: rule.restrict(old, jnp.asarray(MASK), jnp.zeros(8), lambda x: x))(
+    after = jax.jit(lambda old: rule.prune(old, jnp.asarray(MASK), jnp.zeros(8), lambda x: x))(
         operator._replace(probes=probes)
     )
     np.testing.assert_allclose(after.probes @ after.probes.T, np.eye(2), atol=1e-6)

@@ -136,10 +136,10 @@ def test_bad_runs():
         run(few, POSITION)
 
 
-def test_a_preconditioner_without_restrict_says_so():
+def test_a_preconditioner_without_prune_is_an_error():
     @pytree_dataclass
     class Mine(rw.Identity):
-        restrict = rw.Preconditioner.restrict
+        prune = rw.Preconditioner.prune
 
-    with pytest.raises(ValueError, match="Mine has no method restrict"):
+    with pytest.raises(ValueError, match="Mine has no method prune"):
         run(rw.pruned(rw.Sampler(rw.Langevin(), Mine()), stop=10), POSITION)

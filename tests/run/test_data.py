@@ -95,7 +95,7 @@ def test_an_iterable_of_batches_is_used_in_order_and_again():
     order = batches()
     target = replace(REGRESSION.target, data=rw.Batches(order, size=400))
     result = run(rw.sgld(), target=target, batch_size=None, steps=25)
-    kernel = rw.build_kernel(rw.sgld(), REGRESSION.target)
+    kernel = rw.build_kernel(rw.sgld(), REGRESSION.target, jnp.zeros(3))
     state = kernel.init(jnp.zeros(3))
     key = jax.random.split(jax.random.key(0), 1)[0]
     for k in range(25):

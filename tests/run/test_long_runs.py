@@ -94,8 +94,9 @@ def test_pruning_happens_when_it_should(start):
     """Events at start, start + 5, …, of which the last is beyond 2³¹."""
     sampler = rw.pruned(rw.sgld(), 0.5, start=start, stop=start + 15, every=5, leaves=("w",))
     target = rw.Density(lambda p: -0.5 * jnp.sum(p["w"] ** 2))
-    kernel = rw.build_kernel(sampler, target)
-    state = kernel.init({"w": jnp.arange(1.0, 41.0)})._replace(step=StepCount.of(start - 3))
+    begin = {"w": jnp.arange(1.0, 41.0)}
+    kernel = rw.build_kernel(sampler, target, begin)
+    state = kernel.init(begin)._replace(step=StepCount.of(start - 3))
     step, kept = jax.jit(kernel.step), []
     for key in jax.random.split(jax.random.key(0), 25):
         state, _ = step(key, state, None, 1e-6)
@@ -120,7 +121,7 @@ def begin_at(monkeypatch):
 
 def by_hand(sampler, target, first, steps, chain, step_size):
     """The positions of a chain of `run`, by the kernel and the rule for the keys of a step."""
-    kernel = rw.build_kernel(sampler, target)
+    kernel = rw.build_kernel(sampler, target, jnp.zeros(3))
     key = jax.random.split(jax.random.key(0), 2)[chain]
     state = kernel.init(jnp.zeros(3))._replace(step=StepCount.of(first))
     step, positions = jax.jit(kernel.step), []

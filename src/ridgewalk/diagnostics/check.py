@@ -32,8 +32,8 @@ from ridgewalk.diagnostics.draw_access import (
 from ridgewalk.diagnostics.mixing import deinterleave_draws, ess, leaf_moments, r_hat
 from ridgewalk.diagnostics.temperature import Estimate, configurational_series, has_momentum, mean_estimate
 from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.thermostat import Thermostat
-from ridgewalk.precondition.base import Settling
+from ridgewalk.dynamics.nose_hoover import NoseHoover
+from ridgewalk.preconditioners.base import AdaptivePreconditioner
 from ridgewalk.result import Result
 from ridgewalk.target import Density
 
@@ -371,7 +371,7 @@ def check_steps(result: Result, measured: Measurements) -> Iterator[Finding]:
             f"{step_size / measured.stability:.2g}: variances along directions of high curvature are too large",
             f"step_size={safe:.1g}",
         )
-    if measured.noise_fraction > MAX_NOISE_FRACTION and not isinstance(result.sampler.dynamics, Thermostat):
+    if measured.noise_fraction > MAX_NOISE_FRACTION and not isinstance(result.sampler.dynamics, NoseHoover):
         safe = 0.1 * step_size / measured.noise_fraction
         yield Finding(
             "gradient_noise",
@@ -383,7 +383,7 @@ def check_steps(result: Result, measured: Measurements) -> Iterator[Finding]:
 
 def check_preconditioner(result: Result, measured: Measurements) -> Iterator[Finding]:
     """A preconditioner that is not finite, or did not adapt."""
-    rule, states = resolved_preconditioner(result).learner, result.alive_states
+    rule, states = resolved_preconditioner(result).unwrapped, result.alive_states
     if not all(is_finite(state) for state in states):
         yield Finding(
             "preconditioner",
@@ -392,7 +392,7 @@ def check_preconditioner(result: Result, measured: Measurements) -> Iterator[Fin
             "first_curvature",
         )
         return
-    if not isinstance(rule, Settling):
+    if not isinstance(rule, AdaptivePreconditioner):
         return
     name, pairs = type(rule).__name__, measured.pairs
     if pairs.pairs and pairs.rejected > MAX_REJECTED:
@@ -423,7 +423,7 @@ def _is_anisotropic(curvature: PreconditionedCurvature | None) -> bool:
     return curvature is not None and curvature.largest > MIN_ANISOTROPY * abs(curvature.mean)
 
 
-def _first_update(rule: Settling) -> int:
+def _first_update(rule: AdaptivePreconditioner) -> int:
     """Steps until the first update of G."""
     return rule.interval * int(getattr(rule, "memory", 1))
 
@@ -463,7 +463,7 @@ def expected_temperature(result: Result, measured: Measurements) -> float:
 
     A thermostat removes the gradient noise.
     """
-    noise = 0.0 if isinstance(result.sampler.dynamics, Thermostat) else measured.noise_fraction
+    noise = 0.0 if isinstance(result.sampler.dynamics, NoseHoover) else measured.noise_fraction
     mean = 0.0 if measured.curvature is None else max(measured.curvature.mean, 0.0)
     length = min(weighted_step_size(result) * mean / stability_bound(result), 0.9)
     return (1 + (noise if np.isfinite(noise) else 0.0)) / (1 - length)

@@ -10,18 +10,18 @@ import numpy as np
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draw_access import alive_info, weighted_step_size
-from ridgewalk.diagnostics.gradients import IndependentBatches, compiled_target, whitened_gradient
+from ridgewalk.diagnostics.gradients import IndependentBatches, whitened_gradient
 from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
-from ridgewalk.dynamics.thermostat import Thermostat
+from ridgewalk.dynamics.nose_hoover import NoseHoover
 from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import State, preconditioner_matrix
-from ridgewalk.precondition.base import Preconditioner, Settling
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.preconditioners._curvature import largest_eigenvalue, random_direction, whitened_hessian_product
+from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner
 from ridgewalk.pruning import apply_mask, degrees_of_freedom
 from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result
-from ridgewalk.target import Density, Target
+from ridgewalk.target import Density, Target, on_device
 
 MAX_DENSE = 512
 """Up to this many parameters G is formed as a matrix; above, its traces are estimated from random probes."""
@@ -52,13 +52,17 @@ class PreconditionedCurvature(NamedTuple):
 def resolved_preconditioner(result: Result) -> Preconditioner:
     """The preconditioner that the sampler used for these parameters."""
     form = layout_of(result.final_states[0].position)
-    return result.sampler.preconditioner.specialise(form.size, form.unravel)
+    return result.sampler.resolve(form)
 
 
 def curvature_pair_stats(result: Result) -> CurvaturePairStats:
     """Fractions of damped (θ_d < 1) and rejected pairs among the draws whose step had a curvature pair."""
-    rule = resolved_preconditioner(result).learner
-    due = result.draw_steps % rule.interval == 0 if isinstance(rule, Settling) else np.zeros(result.draws, bool)
+    rule = resolved_preconditioner(result).unwrapped
+    due = (
+        result.draw_steps % rule.interval == 0
+        if isinstance(rule, AdaptivePreconditioner)
+        else np.zeros(result.draws, bool)
+    )
     damping, rejected = alive_info(result, "damping")[:, due], alive_info(result, "rejected")[:, due]
     if damping.size == 0:
         return CurvaturePairStats(0, 0.0, 0.0, 1.0)
@@ -103,23 +107,22 @@ def effective_rank(result: Result) -> np.ndarray:
 def _eigenvalues(target: Target, state: State) -> tuple[Scalar, Scalar]:
     """Largest and mean eigenvalue of Sᵀ H S, which has the eigenvalues of G H."""
     form = layout_of(state.position)
-    flat, operator, sketch = form.ravel(state.position), state.preconditioner, target.sketch()
+    flat, subsample = form.ravel(state.position), target.subsample()
     target = target if state.prior is None else target.frozen(state.prior)
 
-    def whitened_gradient(x: Vector) -> Vector:
-        position = form.unravel(flat + operator.factor(apply_mask(x, state.mask)))
-        gradient = apply_mask(form.ravel(jax.grad(target.potential)(position, sketch)), state.mask)
-        return apply_mask(operator.factor_transpose(gradient), state.mask)
+    def gradient_at(vector: Vector) -> Vector:
+        return form.ravel(jax.grad(target.potential)(form.unravel(vector), subsample))
 
-    origin = jnp.zeros_like(flat)
+    product = whitened_hessian_product(state.preconditioner, gradient_at, flat, state.mask)
     probes = jax.random.rademacher(jax.random.key(0), (PROBES // 4, form.size), form.dtype)
-    traces = jax.lax.map(lambda probe: jnp.vdot(probe, jax.jvp(whitened_gradient, (origin,), (probe,))[1]), probes)
-    return largest_curvature(whitened_gradient, origin), jnp.mean(traces) / degrees_of_freedom(state.mask, form.size)
+    traces = jax.lax.map(lambda probe: jnp.vdot(probe, product(probe)), probes)
+    largest = largest_eigenvalue(product, random_direction(flat))
+    return jnp.where(largest > 0, largest, 1), jnp.mean(traces) / degrees_of_freedom(state.mask, form.size)
 
 
 def preconditioned_curvature(result: Result) -> PreconditionedCurvature:
     """Eigenvalues of G H at the final states, on at most 1,024 examples: all 1 for G = H⁻¹."""
-    target = compiled_target(result.estimator.target)
+    target = on_device(result.estimator.target)
     pairs = np.array([[float(x) for x in _eigenvalues(target, state)] for state in result.alive_states[:MAX_CHAINS]])
     return PreconditionedCurvature(*(float(x) for x in np.median(pairs, axis=0)))
 
@@ -132,7 +135,7 @@ def stability_bound(result: Result) -> float:
     dynamics = result.sampler.dynamics
     if isinstance(dynamics, Hamiltonian):
         return 2 * (2 - dynamics.friction)
-    if isinstance(dynamics, Thermostat):
+    if isinstance(dynamics, NoseHoover):
         friction = np.mean([float(state.dynamics.friction) for state in result.alive_states])
         return 2 * (2 - float(np.clip(friction, 0, 1)))
     return 2.0
@@ -182,7 +185,7 @@ def _injected_noise(dynamics: Dynamics) -> tuple[float, float]:
     """Noise of a step in units of 2 ε G: T, or α T with friction α; and the part that SGHMC expects from gradients."""
     if isinstance(dynamics, Hamiltonian):
         return dynamics.friction * dynamics.temperature, dynamics.gradient_noise
-    share = dynamics.diffusion if isinstance(dynamics, Thermostat) else 1.0
+    share = dynamics.diffusion if isinstance(dynamics, NoseHoover) else 1.0
     return share * dynamics.temperature, 0.0
 
 
@@ -199,7 +202,7 @@ def gradient_noise_fraction(result: Result, *, batches: int = BATCHES, seed: int
     if not dynamics.temperature > 0:
         return float("inf")
     estimator: Any = result.estimator
-    estimator = jax.tree.map(jnp.asarray, replace(estimator, target=compiled_target(target)))
+    estimator = jax.tree.map(jnp.asarray, replace(estimator, target=on_device(target)))
     source = IndependentBatches(target, result.batch_size or 0, seed)
     states = result.alive_states[:MAX_CHAINS]
     variance = np.mean([float(_noise_variance(estimator, state, source.take(batches))) for state in states])

@@ -1,7 +1,6 @@
 """Gradients of the potential at draws: over all data, or over batches that are independent of the chain."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -10,22 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import Mask, PyTree, Vector
-from ridgewalk.data import Batches, on_host, read_rows, streamed
+from ridgewalk.data import Batches, on_host, read_rows
 from ridgewalk.gradients import GradientEstimator, full_gradient_from_host
 from ridgewalk.pruning import apply_mask
 from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result
-from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.target import Density, Posterior, Target, on_device
 
 MAX_BLOCK_NUMBERS = 2**24
 """About how many numbers of gradients, or of examples, are on the device at a time."""
-
-
-def compiled_target(target: Target) -> Target:
-    """The target with data that compiled code can take: data on the host are replaced by a subsample."""
-    if isinstance(target, Posterior) and on_host(target.data):
-        return replace(target, data=streamed(target.data))
-    return target
 
 
 def targets_by_chain(result: Result) -> list[Target]:
@@ -83,7 +75,7 @@ def _batch_gradients(target: Target, positions: PyTree, batches: PyTree) -> PyTr
 
 def _gradients(target: Target, positions: PyTree, batches: IndependentBatches | None, count: int) -> PyTree:
     if batches is not None:
-        return _batch_gradients(compiled_target(target), positions, batches.take(count))
+        return _batch_gradients(on_device(target), positions, batches.take(count))
     if isinstance(target, Density) or not on_host(target.data):
         return _full_gradients(target, positions)
     each = [full_gradient_from_host(target, jax.tree.map(lambda x, i=i: x[i], positions)) for i in range(count)]

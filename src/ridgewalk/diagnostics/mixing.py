@@ -15,7 +15,7 @@ from scipy import fft
 from scipy.special import ndtri
 
 from ridgewalk.diagnostics.draw_access import MIN_DRAWS, pruning_masks
-from ridgewalk.dynamics.delayed import Delayed
+from ridgewalk.dynamics.langevin import Delayed
 from ridgewalk.ravel import leaf_names
 from ridgewalk.result import Result
 

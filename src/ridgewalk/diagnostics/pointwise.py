@@ -10,9 +10,9 @@ import numpy as np
 from ridgewalk._types import PyTree
 from ridgewalk.data import Batches, on_host, read_rows
 from ridgewalk.diagnostics.draw_access import require_positions
-from ridgewalk.diagnostics.gradients import compiled_target, targets_by_chain
+from ridgewalk.diagnostics.gradients import targets_by_chain
 from ridgewalk.result import Result
-from ridgewalk.target import Posterior, Target
+from ridgewalk.target import Posterior, Target, on_device
 
 DRAW_BLOCK = 64
 EXAMPLE_BLOCK = 4096
@@ -57,7 +57,7 @@ def log_likelihood(result: Result) -> np.ndarray:
     draws_per_target = chains * count // len(targets)
     flat = jax.tree.map(lambda leaf: result.load_leaf(leaf).reshape(chains * count, *leaf.shape[2:]), positions)
     table = np.empty((chains * count, target.size))
-    compiled, host = [compiled_target(one) for one in targets], on_host(target.data)
+    compiled, host = [on_device(one) for one in targets], on_host(target.data)
     for start in range(0, target.size, EXAMPLE_BLOCK):
         rows = np.arange(start, min(start + EXAMPLE_BLOCK, target.size))
         batch = jax.tree.map(

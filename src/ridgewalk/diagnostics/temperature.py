@@ -10,7 +10,7 @@ from ridgewalk.diagnostics.draw_access import alive_info, thinned_positions, thi
 from ridgewalk.diagnostics.gradients import map_gradients
 from ridgewalk.diagnostics.mixing import deinterleave_draws, standard_error
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
-from ridgewalk.dynamics.thermostat import Thermostat
+from ridgewalk.dynamics.nose_hoover import NoseHoover
 from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result, posterior_mean
 
@@ -58,7 +58,7 @@ def configurational_temperature(result: Result, *, max_draws: int = 1000, exampl
 
 def has_momentum(result: Result) -> bool:
     """Whether the dynamics have a momentum."""
-    return isinstance(result.sampler.dynamics, Hamiltonian | Thermostat)
+    return isinstance(result.sampler.dynamics, Hamiltonian | NoseHoover)
 
 
 def kinetic_temperature(result: Result) -> Estimate:

@@ -1,1 +1,1 @@
-"""Dynamics: how a chain moves. Each takes any preconditioner."""
+"""Dynamics: how a chain moves. Each composes with any preconditioner."""

@@ -8,7 +8,7 @@ from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, Scalar, Vector
 from ridgewalk.dynamics.base import Dynamics, Move
-from ridgewalk.precondition.base import Operator
+from ridgewalk.preconditioners.base import Operator, StepContext
 from ridgewalk.pruning import apply_mask
 from ridgewalk.schedules import PowerDecay, adaptation_weight
 
@@ -29,22 +29,18 @@ def _unit(vector: Vector) -> Vector:
 class AsPrinted(Dynamics):
     """ξ = (1−ω) ξ + ω G̃ g,  η = (1−ω) η + ω S̃ z,  θ' = θ − ε ξ/|ξ| + √(2 ε T) η/|η|.
 
-    G_{k−1} g_k and S_{k−1} z_k of lines 5 and 6 need an operator that the algorithm does not keep; what it can keep
-    are the vectors of the step before, and these are averaged here.
-    **This is not a posterior sampler.** (1) The averages are of vectors made from past gradients and past noise, not
-    of operators applied to the present ones: the noise persists for about 1/ω steps, ever longer as ω falls, and
+    G_{k−1} g_k and S_{k−1} z_k of lines 5 and 6 need an operator that the algorithm does not store; it stores the
+    vectors of the previous step, and these are averaged here.
+    **This is not a posterior sampler.** (1) The averages are of vectors computed from past gradients and past noise,
+    not of operators applied to the present ones: the noise persists for about 1/ω steps, ever longer as ω falls, and
     long chains drift away. (2) An average of factors is not a factor of the average. (3) Scaling both to unit length
-    throws away the size of the gradient, so nothing ties the spread of the samples to the posterior's.
+    discards the size of the gradient, so the variance of the samples is unrelated to the posterior's.
     Use it to compare with the paper's tables, and `form="dense"`, `"low_rank"` or `"limited"` to sample.
     """
 
     adaptation: Adaptation = PowerDecay()
     temperature: float = 1.0
     noise: Noise = "gaussian"
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        self.check_common()
 
     @property
     def takes_correction(self) -> bool:
@@ -55,37 +51,21 @@ class AsPrinted(Dynamics):
         """Filled in the first step."""
         return Averages(jnp.zeros_like(position), jnp.zeros_like(position))
 
-    def origin(self, state: Averages, position: Vector, step: Scalar) -> Vector:
-        """Where the chain is."""
-        return position
-
-    def move(
-        self,
-        state: Averages,
-        operator: Operator,
-        gradient: Vector,
-        noise: Vector,
-        step_size: Scalar,
-        step: Scalar,
-        degrees: Scalar | int,
-    ) -> tuple[Averages, Move]:
+    def move(self, state: Averages, operator: Operator, context: StepContext) -> tuple[Averages, Move]:
         """Lines 4 to 9 of Algorithm 2 (G₁ = I, so the averages start at g and z)."""
-        omega = adaptation_weight(self.adaptation, step + 1, gradient.dtype)
-        first = step == 1
-        drift = (1 - omega) * jnp.where(first, gradient, state.drift) + omega * operator.multiply(gradient)
-        diffusion = (1 - omega) * jnp.where(first, noise, state.diffusion) + omega * operator.factor(noise)
-        displacement = -step_size * _unit(drift) + jnp.sqrt(2 * step_size * self.temperature) * _unit(diffusion)
-        nothing = jnp.zeros_like(noise)
+        g, z, epsilon = context.gradient, context.noise, context.step_size
+        omega = adaptation_weight(self.adaptation, context.step + 1, g.dtype)
+        first = context.step == 1
+        drift = (1 - omega) * jnp.where(first, g, state.drift) + omega * operator.multiply(g)
+        diffusion = (1 - omega) * jnp.where(first, z, state.diffusion) + omega * operator.factor(z)
+        displacement = -epsilon * _unit(drift) + jnp.sqrt(2 * epsilon * self.temperature) * _unit(diffusion)
+        zero = jnp.zeros_like(z)
 
-        def per_coordinate() -> Scalar:
-            return jnp.asarray(self.temperature / degrees, noise.dtype)
+        def temperature_per_parameter() -> Scalar:
+            return jnp.asarray(self.temperature / context.degrees_of_freedom, z.dtype)
 
-        return Averages(drift, diffusion), Move(displacement, nothing, nothing, per_coordinate)
+        return Averages(drift, diffusion), Move(displacement, zero, zero, temperature_per_parameter)
 
-    def arrive(self, state: Averages, position: Vector, step: Scalar) -> Averages:
-        """The averages."""
-        return state
-
-    def restrict(self, state: Averages, mask: Vector) -> Averages:
-        """The averages of the kept coordinates."""
+    def prune(self, state: Averages, mask: Vector) -> Averages:
+        """The averages of the kept parameters."""
         return Averages(apply_mask(state.drift, mask), apply_mask(state.diffusion, mask))

@@ -1,4 +1,4 @@
-"""What dynamics are: how a chain moves, given a gradient, noise and a preconditioner."""
+"""Dynamics: how a chain moves, given a gradient, noise and a preconditioner."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 from ridgewalk._random import Noise
 from ridgewalk._types import Scalar, Vector
 from ridgewalk._validation import check_between, check_choice
-from ridgewalk.precondition.base import Operator
+from ridgewalk.preconditioners.base import Operator, StepContext
 
 
 class Move(NamedTuple):
@@ -17,18 +17,18 @@ class Move(NamedTuple):
     covector: Vector
     noise: Vector
     temperature: Callable[[], Scalar]
-    """The temperature this step shows: about T in a healthy chain, more where gradient noise adds to it. Computed when
-    it is asked for, which is not in every step."""
+    """The temperature estimate of this step: about T, more where gradient noise adds to it. A function, because it is
+    not needed in every step."""
 
 
 class Dynamics(ABC):
-    """A rule of motion; any of them takes any preconditioner, those with momentum any whose G is no function of θ."""
+    """The update rule of a chain; composes with any preconditioner, with momentum with any position-independent one."""
 
     noise: Noise
     temperature: float
 
-    def check_common(self) -> None:
-        """Raise if the temperature is negative or NaN, or the noise unknown."""
+    def __post_init__(self) -> None:
+        """Check temperature and noise."""
         check_between(
             "temperature", self.temperature, 0, float("inf"), "[)", "1 samples the posterior, 0 minimises the potential"
         )
@@ -37,38 +37,26 @@ class Dynamics(ABC):
     @property
     @abstractmethod
     def takes_correction(self) -> bool:
-        """Whether adding ε T Γ to a step makes up for a G(θ); with momentum it does not."""
+        """Whether adding ε T Γ to a step accounts for a position-dependent G(θ); with momentum it does not."""
 
     @abstractmethod
     def init(self, position: Vector) -> Any:
-        """What the chain carries besides its position."""
+        """The state besides the position: momentum, friction, earlier positions."""
 
-    @abstractmethod
     def origin(self, state: Any, position: Vector, step: Scalar) -> Vector:
-        """The point that step number `step` leaves from."""
+        """The point that step number `step` leaves from: by default the current position."""
+        return position
 
     @abstractmethod
-    def move(
-        self,
-        state: Any,
-        operator: Operator,
-        gradient: Vector,
-        noise: Vector,
-        step_size: Scalar,
-        step: Scalar,
-        degrees: Scalar | int,
-    ) -> tuple[Any, Move]:
-        """The displacement of one step, without the drift correction Γ, and the state after it.
+    def move(self, state: Any, operator: Operator, context: StepContext) -> tuple[Any, Move]:
+        """The displacement of one step, without the drift correction Γ, and the state after it."""
 
-        `degrees` is the number of coordinates that move: d, or fewer where the chain is pruned.
-        """
-
-    @abstractmethod
     def arrive(self, state: Any, position: Vector, step: Scalar) -> Any:
-        """The state, knowing where the step ended."""
+        """The state after the step has ended at `position`: by default unchanged."""
+        return state
 
-    def restrict(self, state: Any, mask: Vector) -> Any:
-        """The state with nothing in the coordinates that are pruned."""
+    def prune(self, state: Any, mask: Vector) -> Any:
+        """The state with zeros in pruned parameters."""
         raise ValueError(
-            f"dynamics: {type(self).__name__} have no method restrict(state, mask), which pruning needs; write one"
+            f"dynamics: {type(self).__name__} has no method prune(state, mask), which pruning needs; write one"
         )

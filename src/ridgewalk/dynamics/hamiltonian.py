@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Scalar, Vector
+from ridgewalk._validation import check_between
 from ridgewalk.dynamics.base import Dynamics, Move
-from ridgewalk.precondition.base import Operator
+from ridgewalk.preconditioners.base import Operator, StepContext
 from ridgewalk.pruning import apply_mask
 
 
@@ -18,7 +19,7 @@ class Hamiltonian(Dynamics):
 
     With v = √ε S w this is eq. 15 of Chen et al. for G = I: step size ε is their η, α their friction and β̂ their
     estimate of the gradient's noise, ε V / 2 for a whitened gradient of variance V. At α = 1, β̂ = 0 it is Langevin
-    dynamics with the same ε. The momentum w is kept white, so a preconditioner that changes does not disturb it.
+    dynamics with the same ε. The momentum w is whitened, so it stays valid when the preconditioner changes.
     """
 
     friction: float = 0.1
@@ -28,9 +29,8 @@ class Hamiltonian(Dynamics):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        self.check_common()
-        if not 0 < self.friction <= 1:
-            raise ValueError(f"friction: {self.friction} is not in (0, 1]; 0.1 is a good start, 1 is Langevin")
+        super().__post_init__()
+        check_between("friction", self.friction, 0, 1, "(]", "0.1 is a good start, 1 is Langevin dynamics")
         if self.gradient_noise and not 0 < self.gradient_noise < self.friction * self.temperature:
             raise ValueError(
                 f"gradient_noise: {self.gradient_noise} is not in [0, friction x temperature = "
@@ -46,36 +46,19 @@ class Hamiltonian(Dynamics):
         """At rest."""
         return jnp.zeros_like(position)
 
-    def origin(self, state: Vector, position: Vector, step: Scalar) -> Vector:
-        """Where the chain is."""
-        return position
-
-    def move(
-        self,
-        state: Vector,
-        operator: Operator,
-        gradient: Vector,
-        noise: Vector,
-        step_size: Scalar,
-        step: Scalar,
-        degrees: Scalar | int,
-    ) -> tuple[Vector, Move]:
+    def move(self, state: Vector, operator: Operator, context: StepContext) -> tuple[Vector, Move]:
         """One step of the momentum, then of the position."""
         kick = math.sqrt(2 * (self.friction * self.temperature - self.gradient_noise))
-        push = -jnp.sqrt(step_size) * operator.factor_transpose(gradient)
-        momentum = (1 - self.friction) * state + push + kick * noise
-        scaled = jnp.sqrt(step_size) * momentum
+        push = -jnp.sqrt(context.step_size) * operator.factor_transpose(context.gradient)
+        momentum = (1 - self.friction) * state + push + kick * context.noise
+        scaled = jnp.sqrt(context.step_size) * momentum
 
         def temperature() -> Scalar:
             # In this scheme the momentum's variance is T / (1 − α/2) when positions have temperature T.
-            return (1 - self.friction / 2) * (momentum @ momentum) / degrees
+            return (1 - self.friction / 2) * (momentum @ momentum) / context.degrees_of_freedom
 
-        return momentum, Move(operator.factor(scaled), jnp.zeros_like(gradient), scaled, temperature)
+        return momentum, Move(operator.factor(scaled), jnp.zeros_like(context.gradient), scaled, temperature)
 
-    def arrive(self, state: Vector, position: Vector, step: Scalar) -> Vector:
-        """The momentum."""
-        return state
-
-    def restrict(self, state: Vector, mask: Vector) -> Vector:
-        """The momentum of the kept coordinates: white as before."""
+    def prune(self, state: Vector, mask: Vector) -> Vector:
+        """The momentum of the kept parameters."""
         return apply_mask(state, mask)

@@ -35,11 +35,10 @@ from ridgewalk.neural import DEFAULT_PRIOR
 from ridgewalk.neural.networks.model import count_weights
 from ridgewalk.neural.posterior import Data, NetworkPosterior, PosteriorSpec, build, padded
 from ridgewalk.neural.report import Phase
-from ridgewalk.precondition.dense import Dense
-from ridgewalk.precondition.dense_scaled import DenseScaled
-from ridgewalk.precondition.lbfgs import LBFGS
-from ridgewalk.precondition.limited import Limited
-from ridgewalk.precondition.low_rank import LowRank
+from ridgewalk.preconditioners.dense import Dense, DenseScaled
+from ridgewalk.preconditioners.lbfgs import LBFGS
+from ridgewalk.preconditioners.limited import SnapshotLBFGS
+from ridgewalk.preconditioners.low_rank import LowRank
 from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result
 from ridgewalk.run import checkpoint
@@ -62,7 +61,7 @@ QUICK_WORK = 10**11
 FRACTION = 0.1
 """The automatic step size as a fraction of the stability limit."""
 
-SCALED_AT_START = Dense, DenseScaled, LowRank, Limited, LBFGS
+SCALED_AT_START = Dense, DenseScaled, LowRank, SnapshotLBFGS, LBFGS
 """Without a `first_curvature` they start at G₀ = I/λ_max(H), so that λ_max(G₀ H) = 1 is known."""
 
 EXAMPLES = 64
@@ -357,7 +356,7 @@ def stable_step_size(
     `examples` is N, where it is not the number of rows of the target's data.
     """
     form, size = layout_of(position), examples or target.size
-    chosen = sampler.preconditioner.specialise(form.size, form.unravel)
+    chosen = sampler.preconditioner.resolve(form)
     scaled_at_start = isinstance(chosen, SCALED_AT_START) and chosen.first_curvature is None
     limit = 2.0 if scaled_at_start else _measured_limit(sampler, target, position)
     if not np.isfinite(limit):

@@ -1,8 +1,6 @@
-"""What a prior is: a function of the position, or one whose hyper-parameters the chain learns."""
+"""Priors: a function of the position, or an adaptive prior whose hyper-parameters the chain learns."""
 
 import functools
-import math
-import numbers
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,19 +13,19 @@ from ridgewalk._types import PyTree, Scalar
 
 
 class Residuals(NamedTuple):
-    """What the data say of a noise that the likelihood shares with the prior."""
+    """Residual statistics for a noise scale that the likelihood shares with the prior."""
 
     squares: Scalar
     """Σ r² over all data, or its estimate (N/n) Σ r² from a batch."""
     number: int
-    """How many residuals all the data have."""
+    """The number of residuals of all data."""
 
 
 class AdaptivePrior(ABC):
-    """log p(θ | η) whose hyper-parameters η follow the chain; η and what it is learnt from are the prior's state.
+    """log p(θ | η) whose hyper-parameters η are learnt by each chain; the prior's state holds η and its statistics.
 
-    The state travels with each chain (`State.prior`), so adaptive priors compose with every sampler and every gradient
-    estimator, and are checkpointed.
+    The state is part of each chain's state (`State.prior`), so adaptive priors compose with every sampler and every
+    gradient estimator, and are checkpointed.
     """
 
     @abstractmethod
@@ -44,9 +42,9 @@ class AdaptivePrior(ABC):
     ) -> Any:
         """The state after step number `step` (from 1).
 
-        `position` is where the step left from: the step's batch, which `residuals` come from, had no part in it. In a
-        pruned chain `kept`, like the position, is one where a parameter is kept, and zero where it is pruned: nothing
-        is to be learnt from the zeros that stand there.
+        `position` is where the step started, independent of the step's batch, which `residuals` come from. In a pruned
+        chain `kept` has the structure of the position, ones for kept parameters and zeros for pruned ones, which must
+        not enter the statistics.
         """
 
     @property
@@ -73,17 +71,5 @@ def total(position: PyTree, log_density: Callable[[jax.Array], jax.Array]) -> Sc
 
 
 def absolute(x: jax.Array) -> jax.Array:
-    """|x| with slope 0 at 0, where JAX's own has 1: a parameter at 0 must not be pushed to one side."""
+    """|x| with gradient 0 at 0, where `jnp.abs` has 1, which would push a parameter at 0 to one side."""
     return x * jax.lax.stop_gradient(jnp.sign(x))
-
-
-def check_positive(**values: float) -> None:
-    """Raise where a setting is not a positive finite number."""
-    for name, value in values.items():
-        if not _is_positive(value):
-            raise ValueError(f"{name}: {value!r} is not a positive finite number; try 1.0")
-
-
-def _is_positive(value: Any) -> bool:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and bool(value > 0)

@@ -1,4 +1,4 @@
-"""Different priors for different leaves of a position: weights and biases, layers, the noise."""
+"""Different priors for different leaves of a position: weights and biases, layers, the noise scale."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -112,7 +112,7 @@ class AdaptivePriorByLeaf(AdaptivePrior):
         )
 
     def inclusion_probabilities(self, state: tuple[Any, ...], position: PyTree) -> PyTree:
-        """ρ of each group; 1 for leaves whose prior leaves nothing out."""
+        """ρ of each group; 1 for leaves with a plain prior."""
         found: dict[str, Any] = {}
         for own, (prior, leaves) in zip(state, self.groups.split(position), strict=True):
             if isinstance(prior, AdaptivePrior):
@@ -134,10 +134,12 @@ def prior_by_leaf(groups: Mapping[str, Prior], otherwise: Prior | None = None) -
     A group's prior gets its leaves at once, as a dict by name: one `spike_and_slab` learns one σ and one δ for all.
     """
     if not groups:
-        raise ValueError("groups: there are none; name at least one leaf, or pass the prior itself")
+        raise ValueError("groups: it is empty; name at least one leaf, or pass the prior itself")
     for key, prior in [*groups.items(), *([("otherwise", otherwise)] if otherwise is not None else [])]:
         if not isinstance(key, str) or not (callable(prior) or isinstance(prior, AdaptivePrior)):
-            raise ValueError(f"groups: {key!r}: {prior!r} is no name with a prior; use {{'bias': gaussian_prior(10)}}")
+            raise ValueError(
+                f"groups: {key!r}: {prior!r} is not a name and a prior; use {{'bias': gaussian_prior(10)}}"
+            )
     made = Groups(tuple(groups.items()), otherwise)
     adaptive = any(isinstance(prior, AdaptivePrior) for prior in [*groups.values(), otherwise])
     return AdaptivePriorByLeaf(made) if adaptive else PriorByLeaf(made)

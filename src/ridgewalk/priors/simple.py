@@ -1,4 +1,4 @@
-"""Priors without anything to learn: independent and the same for all parameters they are given."""
+"""Priors without hyper-parameters to learn: independent and identical for all parameters."""
 
 import math
 
@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import PyTree, Scalar
-from ridgewalk.priors.base import absolute, check_positive, total
+from ridgewalk._validation import check_positive
+from ridgewalk.priors.base import absolute, total
 
 
 @pytree_dataclass
@@ -17,7 +18,7 @@ class GaussianPrior:
 
     def __post_init__(self) -> None:
         """Check the scale."""
-        check_positive(scale=self.scale)
+        check_positive("scale", self.scale, "try 1.0")
 
     def __call__(self, position: PyTree) -> Scalar:
         """log p(θ)."""
@@ -27,13 +28,13 @@ class GaussianPrior:
 
 @pytree_dataclass
 class LaplacePrior:
-    """θ_j ~ Laplace(0, scale): log p = Σ_j −|θ_j| / scale − log(2 scale); its spread is √2 scale."""
+    """θ_j ~ Laplace(0, scale): log p = Σ_j −|θ_j| / scale − log(2 scale); its standard deviation is √2 scale."""
 
     scale: float
 
     def __post_init__(self) -> None:
         """Check the scale."""
-        check_positive(scale=self.scale)
+        check_positive("scale", self.scale, "try 1.0")
 
     def __call__(self, position: PyTree) -> Scalar:
         """log p(θ)."""
@@ -49,7 +50,8 @@ class StudentTPrior:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_positive(degrees=self.degrees, scale=self.scale)
+        check_positive("degrees", self.degrees, "try 4.0")
+        check_positive("scale", self.scale, "try 1.0")
 
     def __call__(self, position: PyTree) -> Scalar:
         """log p(θ)."""

@@ -1,14 +1,19 @@
-"""The spike-and-slab Gaussian–Laplace prior of SGLD-SA (Deng et al. 2019), learnt by stochastic approximation."""
+"""The spike-and-slab Gaussian–Laplace prior of SGLD-SA (Deng et al. 2019), learnt by stochastic approximation.
+
+`shared_noise` is the Gaussian likelihood whose noise is the prior's own σ, as in the regression of the papers.
+"""
 
 import math
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, PyTree, Scalar
-from ridgewalk.priors.base import AdaptivePrior, Residuals, absolute, check_positive, total
+from ridgewalk._validation import check_between, check_choice, check_positive, check_whole
+from ridgewalk.priors.base import AdaptivePrior, Residuals, absolute, total
 from ridgewalk.schedules import DEFAULT_ADAPTATION
 
 Penalty = Literal["mixture", "averaged"]
@@ -49,19 +54,19 @@ class SpikeAndSlab(AdaptivePrior):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_positive(spike_scale=self.spike_scale, slab_variance=self.slab_variance, nu=self.nu, lam=self.lam)
-        if self.sigma is not None:
-            check_positive(sigma=self.sigma)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta: {self.delta} is no probability to start from; use a number in (0, 1) such as 0.5")
-        for name, value in (("a", self.a), ("b", self.b)):
-            if value is not None and not (math.isfinite(value) and value >= 1):
-                raise ValueError(f"{name}: {value} is below 1, where Beta(a, b) has no mode; use 1 or more")
-        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
-            raise ValueError(f"delay: {self.delay!r} is no number of steps; use 0 to learn from the first step on")
-        if self.penalty not in get_args(Penalty):
-            known = ", ".join(map(repr, get_args(Penalty)))
-            raise ValueError(f"penalty: {self.penalty!r} is unknown; use one of {known}")
+        for name, value in (
+            ("spike_scale", self.spike_scale),
+            ("slab_variance", self.slab_variance),
+            ("nu", self.nu),
+            ("lam", self.lam),
+            ("sigma", 1.0 if self.sigma is None else self.sigma),
+        ):
+            check_positive(name, value, "try 1.0")
+        check_between("delta", self.delta, 0, 1, "()", "it is a probability; try 0.5")
+        for name, value in (("a", self.a), ("b", 1.0 if self.b is None else self.b)):
+            check_between(name, value, 1, float("inf"), "[)", "below 1, Beta(a, b) has no mode")
+        check_whole("delay", self.delay, 0, "0 learns from the first step on")
+        check_choice("penalty", self.penalty, get_args(Penalty))
         if self.slab_variance <= self.spike_scale**2:
             raise ValueError(
                 f"slab_variance: {self.slab_variance} is not wider than the spike, whose scale is {self.spike_scale}; "
@@ -277,3 +282,42 @@ def spike_and_slab(
         delay=delay,
         adaptation=adaptation,
     )
+
+
+@pytree_dataclass
+class SharedNoise:
+    """r_i(θ) ~ N(0, σ²) for every residual, σ of the adaptive prior."""
+
+    residual: Callable[[PyTree, PyTree], Any]
+
+    def residuals(self, position: PyTree, batch: PyTree) -> jax.Array:
+        """One row per example."""
+        values = jnp.asarray(self.residual(position, batch))
+        if values.ndim == 0:
+            raise ValueError("residual: it returned a scalar; return one residual (or one row of them) per example")
+        return values.reshape(values.shape[0], -1)
+
+    def values(self, position: PyTree, batch: PyTree, sigma: Scalar | float) -> jax.Array:
+        """log p(d_i | θ, σ) of each example: Σ over its residuals of −r²/(2σ²) − log σ − ½ log 2π."""
+        rows = self.residuals(position, batch)
+        sigma = jnp.asarray(sigma, rows.dtype)
+        constant = rows.shape[1] * (jnp.log(sigma) + 0.5 * math.log(2 * math.pi))
+        return -0.5 * jnp.sum((rows / sigma) ** 2, axis=1) - constant
+
+    def measure(self, position: PyTree, batch: PyTree, size: int) -> Residuals:
+        """Σ r² of a batch scaled to `size` examples, which is unbiased, and how many residuals those have."""
+        rows = self.residuals(position, batch)
+        return Residuals((size / rows.shape[0]) * jnp.sum(rows**2), size * rows.shape[1])
+
+
+def shared_noise(residual: Callable[[PyTree, PyTree], Any]) -> SharedNoise:
+    """A likelihood N(0, σ²) of `residual(position, batch)`, one row per example, with the prior's σ; `log_likelihood`
+    of a posterior whose prior learns a σ:
+
+        target = rw.Posterior(
+            rw.spike_and_slab(), rw.shared_noise(lambda w, batch: batch[1] - batch[0] @ w), (x, y)
+        )
+    """
+    if not callable(residual):
+        raise ValueError(f"residual: {residual!r} is not a function of position and batch; return y − f(x) per example")
+    return SharedNoise(residual)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import PyTree
-from ridgewalk.data import Batches, Streamed, on_host
+from ridgewalk.data import Batches, DataPlaceholder, on_host
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.ravel import leaf_names
@@ -136,7 +136,7 @@ def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dic
         target = target.frozen(target.first_prior(position)) if target.adaptive else target
         _scalar("log_prior", target.prior_value, position)
         count = rows.batch_size
-        examples = target.data.examples if isinstance(target.data, Streamed) else target.data
+        examples = target.data.examples if isinstance(target.data, DataPlaceholder) else target.data
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
         shape = _shape("log_likelihood", target.likelihood_values, position, batch)
         if shape != (count,):
@@ -145,9 +145,9 @@ def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dic
                 f"example, shape ({count},), without summing or averaging over the batch"
             )
         check_finite(target, position, suspected)
-        value = float(jax.jit(Posterior.potential)(target, position, target.sketch()))
+        value = float(jax.jit(Posterior.potential)(target, position, target.subsample()))
     if not math.isfinite(value):
-        if not isinstance(target, Density) and has_bad_rows(target.sketch()):
+        if not isinstance(target, Density) and has_bad_rows(target.subsample()):
             raise ValueError(f"data: some of the first examples looked at hold NaN or infinity; {FIX}")
         raise ValueError(
             f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"

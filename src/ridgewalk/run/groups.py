@@ -42,8 +42,9 @@ def split_chains(method: str, chains: int) -> list[tuple[slice, Any]]:
 
 def _info(sampler: Sampler, estimator: GradientEstimator, states: State) -> Info:
     """What a step of all chains shows; for its shapes. (Not a method, so that it is traced once for many runs.)"""
-    batch = estimator.target.sketch()
-    info = build_kernel(sampler, estimator).step(jax.random.key(0), take_chain(states, 0), batch, 1.0)[1]
+    batch = estimator.target.subsample()
+    state = take_chain(states, 0)
+    info = build_kernel(sampler, estimator, state.position).step(jax.random.key(0), state, batch, 1.0)[1]
     chains = jax.tree.leaves(states.position)[0].shape[0]
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (chains, *x.shape)), info)
 

@@ -13,7 +13,7 @@ from ridgewalk._step_count import WORD
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, build_kernel
-from ridgewalk.precondition.spectrum import POWER_STEPS
+from ridgewalk.preconditioners._curvature import largest_eigenvalue, random_direction, whitened_hessian_product
 
 EXPLODING = 1e4
 """A potential has exploded when it is above the first one by so many times its size and the number of parameters."""
@@ -87,23 +87,15 @@ class DivergenceError(RuntimeError):
 def _largest_curvature(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> Scalar:
     """λ_max(G H) by power iteration. (A function of the module, so that a second call compiles nothing.)"""
     flat, unravel = ravel_pytree(position)
-    begun = build_kernel(sampler, estimator).init(position)
+    begun = build_kernel(sampler, estimator, position).init(position)
     density = estimator.target.frozen(begun.prior) if begun.prior is not None else estimator.target
-    sketch, operator = density.sketch(), begun.preconditioner
+    subsample = density.subsample()
 
     def gradient_at(vector: Vector) -> Vector:
-        return ravel_pytree(jax.grad(density.potential)(unravel(vector), sketch))[0]
+        return ravel_pytree(jax.grad(density.potential)(unravel(vector), subsample))[0]
 
-    def product(direction: Vector, _: None) -> tuple[Vector, Scalar]:
-        # Sᵀ H S is symmetric and has the eigenvalues of G H.
-        image = jax.jvp(gradient_at, (flat,), (operator.factor(direction),))[1]
-        image = operator.factor_transpose(image)
-        length = jnp.linalg.norm(image)
-        return image / jnp.where(length > 0, length, 1), length
-
-    start = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
-    _, lengths = jax.lax.scan(product, start / jnp.linalg.norm(start), None, length=POWER_STEPS)
-    return jnp.max(lengths)
+    product = whitened_hessian_product(begun.preconditioner, gradient_at, flat)
+    return largest_eigenvalue(product, random_direction(flat))
 
 
 def stability_limit(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> float:

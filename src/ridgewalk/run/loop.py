@@ -80,7 +80,7 @@ def block_length(dimension: int, batch_size: int | None, chains: int, steps: int
 @jit
 def init_chains(sampler: Sampler, estimator: GradientEstimator, positions: PyTree) -> State:
     """The states of chains that start at `positions` (leading axis: chain)."""
-    kernel = build_kernel(sampler, estimator)
+    kernel = build_kernel(sampler, estimator, jax.tree.map(lambda x: x[0], positions))
     return jax.vmap(kernel.init, out_axes=CHAINS)(positions)
 
 
@@ -97,8 +97,9 @@ def run_chunk(
     chunk: Chunk,
 ) -> Carry:
     """Make the steps of `span`; `step_sizes[i]`, and `batches[i]` of streamed data, are for its i-th step."""
-    layout = layout_of(jax.tree.map(lambda x: x[0], carry.states.position))
-    kernel = build_kernel(sampler, estimator, layout)
+    position = jax.tree.map(lambda x: x[0], carry.states.position)
+    layout = layout_of(position)
+    kernel = build_kernel(sampler, estimator, position, flat=True)
     chains = keys.shape[0]
     advance = Advance(kernel, estimator, chains, chunk.rows)
 
@@ -139,7 +140,7 @@ def _random_block(kernel: Kernel, chunk: Chunk, keys: Key, start: Scalar) -> tup
 
     def numbers(key: Key, k: Scalar) -> tuple[Vector, jax.Array | None]:
         noise_key, batch_key = jax.random.split(jax.random.fold_in(key, k))
-        return kernel.draw(noise_key, None), chunk.rows.draw(batch_key)
+        return kernel.draw(noise_key), chunk.rows.draw(batch_key)
 
     steps = start + jnp.arange(chunk.block, dtype=jnp.int32)
     return jax.vmap(lambda k: jax.vmap(lambda key: numbers(key, k))(keys))(steps)

@@ -1,7 +1,6 @@
 """`sample`: the whole run, from a key to draws."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +10,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from ridgewalk._types import Key, PyTree
-from ridgewalk.data import Batches, on_host, streamed
-from ridgewalk.gradients import GradientEstimator, as_estimator
+from ridgewalk.data import Batches, on_host
+from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler
+from ridgewalk.ravel import layout_of
 from ridgewalk.result import ChainStatus, Result
 from ridgewalk.run import checks
 from ridgewalk.run.archive import RunWriter
@@ -26,7 +26,7 @@ from ridgewalk.run.recording import Recording, join_moments
 from ridgewalk.run.rows import Rows
 from ridgewalk.run.session import Session
 from ridgewalk.run.step_sizes import StepSizes
-from ridgewalk.target import Density, Posterior, Target
+from ridgewalk.target import Posterior, Target
 
 CHUNK_NUMBERS = 2**22
 """About how many parameters a chunk's draws hold on the device."""
@@ -104,8 +104,8 @@ def sample(
         )
 
     starts = _starts(checks.check_position(position), chains, start_per_chain)
-    flat, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], starts))
-    sampler.preconditioner.specialise(flat.shape[0], unravel)
+    flat = ravel_pytree(jax.tree.map(lambda x: x[0], starts))[0]
+    sampler.resolve(layout_of(jax.tree.map(lambda x: x[0], starts)))
     inside, stream = _inside(estimator)
     potentials = [
         checks.check_functions(inside.target, jax.tree.map(lambda x, c=chain: x[c], starts), rows, suspected)
@@ -190,15 +190,10 @@ def _result(
 
 def _inside(estimator: GradientEstimator) -> tuple[GradientEstimator, Stream | None]:
     """The estimator as compiled code sees it, and the data that stay on the host."""
-    target = estimator.target
-    if isinstance(target, Density):
-        return estimator, None
-    if not on_host(target.data):
-        return jax.tree.map(jnp.asarray, estimator), None
-    outside = streamed(target.data)
-    seen = dataclasses.replace(target, data=outside)
-    inside: Any = dataclasses.replace(estimator, target=seen)  # type: ignore[type-var]
-    return jax.tree.map(jnp.asarray, inside), Stream(target.data, outside.examples)
+    target, inside = estimator.target, estimator_on_device(estimator)
+    if not (isinstance(target, Posterior) and on_host(target.data)):
+        return inside, None
+    return inside, Stream(target.data, inside.target.data.examples)  # type: ignore[union-attr]
 
 
 def _starts(position: PyTree, chains: int, per_chain: bool) -> PyTree:

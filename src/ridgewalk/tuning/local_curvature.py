@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import Key, PyTree, Scalar, Vector
-from ridgewalk.data import Streamed
+from ridgewalk.data import DataPlaceholder
 from ridgewalk.diagnostics.gradients import whitened_gradient
 from ridgewalk.gradients import GradientEstimator
+from ridgewalk.preconditioners._curvature import largest_eigenvalue, whitened_hessian_product
 from ridgewalk.ravel import Layout, layout_of
 from ridgewalk.run.rows import Rows
 from ridgewalk.target import Posterior
@@ -138,7 +139,7 @@ def _random_batch(key: Key, estimator: GradientEstimator, count: int, replace: b
     target = estimator.target
     if not isinstance(target, Posterior):
         return None
-    data = target.data.examples if isinstance(target.data, Streamed) else target.data
+    data = target.data.examples if isinstance(target.data, DataPlaceholder) else target.data
     size = jax.tree.leaves(data)[0].shape[0]
     if count >= size and not replace:
         return data
@@ -160,10 +161,7 @@ def _hessian_products(
             return form.ravel(target.prior_gradient(form.unravel(vector)))
         return form.ravel(jax.grad(target.potential)(form.unravel(vector), batch))
 
-    def product(direction: Vector) -> Vector:
-        image = jax.jvp(gradient, (form.ravel(position),), (operator.factor(direction),))[1]
-        return operator.factor_transpose(image)
-
+    product = whitened_hessian_product(operator, gradient, form.ravel(position))
     return jax.lax.map(product, directions, batch_size=32)
 
 
@@ -253,12 +251,10 @@ def lanczos_spectrum(
     def max_eigenvalue(point: tuple[Key, PyTree]) -> Scalar:
         """Power iteration from the leading Ritz vector of the mean."""
 
-        def iterate(direction: Vector, _: None) -> tuple[Vector, Scalar]:
-            image = _hessian_products(estimator, operator, point, direction[None])[0]
-            length = jnp.linalg.norm(image)
-            return image / jnp.where(length > 0, length, 1), length
+        def product(direction: Vector) -> Vector:
+            return _hessian_products(estimator, operator, point, direction[None])[0]
 
-        return jnp.max(jax.lax.scan(iterate, axes[-1], None, length=3)[1])
+        return largest_eigenvalue(product, axes[-1], steps=3)
 
     if isinstance(estimator.target, Posterior):
         one = jax.tree.map(lambda x: x[0], points.positions)

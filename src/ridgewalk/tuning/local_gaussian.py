@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.dynamics.delayed import Delayed
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
-from ridgewalk.dynamics.thermostat import Thermostat
+from ridgewalk.dynamics.langevin import Delayed
+from ridgewalk.dynamics.nose_hoover import NoseHoover
 
 Criterion = Literal["joint", "marginal"]
 """The error of a run: of the joint covariance of the quantities of interest, or of each one's mean and variance."""
@@ -82,7 +82,7 @@ def stationary_distribution(dynamics: Dynamics, step_size: float, model: LocalGa
     if isinstance(dynamics, Hamiltonian):
         injected = dynamics.friction * dynamics.temperature - dynamics.gradient_noise
         return _with_momentum(dynamics.friction, injected, step_size, model)
-    if isinstance(dynamics, Thermostat):
+    if isinstance(dynamics, NoseHoover):
         # The thermostat's friction balances the mean gradient noise.
         per_direction = np.average(np.diag(model.noise), weights=model.counts)
         friction = dynamics.diffusion + step_size * per_direction / (2 * dynamics.temperature)

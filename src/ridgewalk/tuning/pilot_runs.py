@@ -12,8 +12,8 @@ from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import GradientAt, Key, PyTree, Vector
 from ridgewalk.gradients import SVRG, GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.base import Preconditioner, Settling, Unchanging
-from ridgewalk.precondition.dense import Dense
+from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner, StaticPreconditioner
+from ridgewalk.preconditioners.dense import Dense
 from ridgewalk.result import Result
 from ridgewalk.run.health import DivergenceError
 from ridgewalk.run.rows import Rows
@@ -38,7 +38,7 @@ MAX_TRIES = 8
 
 
 @pytree_dataclass
-class FrozenPreconditioner(Unchanging):
+class FrozenPreconditioner(StaticPreconditioner):
     """The preconditioner of a pilot run's final state, without further adaptation."""
 
     operator: Any = array_field()
@@ -127,14 +127,14 @@ class PilotRuns:
 
         key = jax.random.fold_in(self.key, 1_000 + self.runs)
         points, states = ProbePoints(take(0), take(lag)), self.result.final_states
-        if isinstance(rule.learner, Unchanging):
+        if isinstance(rule.unwrapped, StaticPreconditioner):
             states = states[:1]
         models = [
             fit_local_gaussian(key, with_prior(self.compiled, state.prior), state.preconditioner, points, rows)
             for state in states
         ]
         # The dense form converges to G = H⁻¹: directions that have not adapted yet will.
-        return [model.at_fixed_point() for model in models] if isinstance(rule.learner, Dense) else models
+        return [model.at_fixed_point() for model in models] if isinstance(rule.unwrapped, Dense) else models
 
     def check_step_halving(
         self, step_size: float, model: LocalGaussian, rule: Preconditioner
@@ -146,7 +146,7 @@ class PilotRuns:
         prediction.
         """
         self.runs += 1
-        if isinstance(rule.learner, Settling):
+        if isinstance(rule.unwrapped, AdaptivePreconditioner):
             frozen = FrozenPreconditioner(self.result.final_states[0].preconditioner)
             self.sampler = replace(self.sampler, preconditioner=frozen)
         self.estimator = with_prior(self.estimator, self.result.final_states[0].prior)

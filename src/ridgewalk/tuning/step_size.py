@@ -4,21 +4,18 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from rich.console import Console
 from rich.table import Table
 
 from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice
-from ridgewalk.data import on_host, streamed
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.gradients import GradientEstimator, as_estimator
+from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.base import Settling
+from ridgewalk.preconditioners.base import AdaptivePreconditioner
+from ridgewalk.ravel import layout_of
 from ridgewalk.run import checks
 from ridgewalk.run.finite import suspects
 from ridgewalk.run.health import stability_limit
@@ -124,7 +121,7 @@ def find_step_size(
     rows = checks.check_data(estimator.target, batch_size, True)
     suspected = suspects(None if isinstance(estimator.target, Density) else estimator.target.data)
     position = checks.check_position(position)
-    compiled = _compiled(estimator)
+    compiled = estimator_on_device(estimator)
     checks.check_functions(compiled.target, position, rows, suspected)
     first = stability_limit(sampler, compiled, position)
     if not math.isfinite(first):
@@ -134,13 +131,11 @@ def find_step_size(
             f"elsewhere, or check log_density (log_prior, log_likelihood) for kinks and overflow{data}"
         )
     pilot = PilotRuns(key, sampler, estimator, compiled, batch_size, position)
-    length = (
-        int(np.clip(steps // 20 // DRAWS, 8, 32)) * DRAWS
-    )  # a multiple of the draws: all rounds share one compilation
-    flat, unravel = ravel_pytree(position)
-    rule = sampler.preconditioner.specialise(flat.shape[0], unravel)
+    # A multiple of the draws, so that all rounds share one compilation.
+    length = int(np.clip(steps // 20 // DRAWS, 8, 32)) * DRAWS
+    rule = sampler.resolve(layout_of(position))
     chosen, run = first / 20, IntendedRun(steps, chains, criterion)
-    for factor in ADAPTIVE_ROUNDS if isinstance(rule.learner, Settling) else ROUNDS:
+    for factor in ADAPTIVE_ROUNDS if isinstance(rule.unwrapped, AdaptivePreconditioner) else ROUNDS:
         chosen = pilot.run(chosen, length * factor)
         models = pilot.fit_models(rows, rule)
         chosen = optimal_step_size(sampler.dynamics, models, run)
@@ -162,15 +157,6 @@ def _check_dynamics(dynamics: Dynamics) -> None:
         raise ValueError(
             f"sampler: at temperature {dynamics.temperature} it is gradient descent; use 1.0 for the posterior"
         )
-
-
-def _compiled(estimator: GradientEstimator) -> GradientEstimator:
-    """The estimator with data that compiled code can take: data on the host are replaced by a subsample."""
-    target = estimator.target
-    if isinstance(target, Density) or not on_host(target.data):
-        return estimator
-    inside: Any = replace(estimator, target=replace(target, data=streamed(target.data)))  # type: ignore[type-var]
-    return jax.tree.map(jnp.asarray, inside)
 
 
 def _explain(

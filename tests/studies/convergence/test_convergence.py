@@ -5,7 +5,7 @@ import pytest
 
 from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.fixed import fixed
+from ridgewalk.preconditioners.static import fixed
 from ridgewalk.samplers import hasgld_sa
 from ridgewalk.schedules import PowerDecay
 from ridgewalk.studies.convergence import study

@@ -112,7 +112,7 @@ def trace_operator(
     Chains start at the mode. `sample` does not store preconditioners, so this calls the kernel directly.
     """
     assert isinstance(problem.target, Posterior)
-    kernel = build_kernel(sampler, problem.target)
+    kernel = build_kernel(sampler, problem.target, problem.mode)
     data = problem.target.data
     size = jax.tree.leaves(data)[0].shape[0]
 

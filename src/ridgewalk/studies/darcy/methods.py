@@ -11,9 +11,9 @@ import optax
 from ridgewalk._control_flow import when
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.identity import Identity
-from ridgewalk.precondition.limited import Limited
-from ridgewalk.precondition.rescaled import rescaled
+from ridgewalk.preconditioners.limited import SnapshotLBFGS
+from ridgewalk.preconditioners.rescaled import rescaled
+from ridgewalk.preconditioners.static import Identity
 from ridgewalk.pruning import Pruning, apply_mask
 from ridgewalk.ravel import layout_of
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
@@ -95,7 +95,7 @@ def _diagonal() -> Method:
 
 def _ours(memory: int) -> Method:
     def build(temperature: float, statistics: StartStatistics) -> Sampler:
-        pairs = Limited(
+        pairs = SnapshotLBFGS(
             memory=memory,
             curvature_every=PAIR_EVERY,
             first_curvature=statistics.rescaled_curvature,

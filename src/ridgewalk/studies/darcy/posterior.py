@@ -15,10 +15,9 @@ from ridgewalk.neural.networks.encoder_decoder import permeability_network, sour
 from ridgewalk.neural.networks.mlp import mlp
 from ridgewalk.neural.networks.model import Model, Network
 from ridgewalk.neural.posterior import gaussian
-from ridgewalk.precondition.gradient_scale import gradient_scale
-from ridgewalk.precondition.identity import Identity
-from ridgewalk.precondition.rescaled import rescaled
-from ridgewalk.precondition.spectrum import largest_curvature
+from ridgewalk.preconditioners._curvature import largest_curvature
+from ridgewalk.preconditioners.rescaled import gradient_scale, rescaled
+from ridgewalk.preconditioners.static import Identity
 from ridgewalk.ravel import layout_of
 from ridgewalk.run.progress import progress_bar
 from ridgewalk.run.stopping import stop_request

@@ -9,8 +9,8 @@ import numpy as np
 
 from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.dense import Dense
-from ridgewalk.precondition.low_rank import LowRank
+from ridgewalk.preconditioners.dense import Dense
+from ridgewalk.preconditioners.low_rank import LowRank
 from ridgewalk.samplers import hamcmc, hasgld_sa, psgld, sghmc, sgld, sgrld
 from ridgewalk.studies.framework.comparison import BenchmarkPosterior, Contender
 from ridgewalk.target import Density

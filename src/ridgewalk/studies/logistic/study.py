@@ -15,7 +15,7 @@ from ridgewalk._types import Vector
 from ridgewalk.dynamics.langevin import Langevin
 from ridgewalk.gradients import control_variates
 from ridgewalk.kernel import Sampler
-from ridgewalk.precondition.fixed import fixed
+from ridgewalk.preconditioners.static import fixed
 from ridgewalk.samplers import hasgld_sa, sgld
 from ridgewalk.studies.framework.comparison import (
     BenchmarkPosterior,

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import Vector
-from ridgewalk.priors.shared_noise import shared_noise
 from ridgewalk.priors.simple import gaussian_prior
-from ridgewalk.priors.spike_slab import spike_and_slab
+from ridgewalk.priors.spike_slab import shared_noise, spike_and_slab
 from ridgewalk.samplers import hasgld_sa, sgld
 from ridgewalk.studies.framework.comparison import Contender
 from ridgewalk.target import Posterior

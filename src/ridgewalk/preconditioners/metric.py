@@ -1,4 +1,4 @@
-"""A G(θ) that the user supplies, with the drift correction Γ by automatic differentiation (SGRLD)."""
+"""A position-dependent G(θ) given by the user, with its drift correction Γ by automatic differentiation (SGRLD)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,32 +10,18 @@ from jax.flatten_util import ravel_pytree
 
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import GradientAt, Mask, PyTree, Unravel, Vector
-from ridgewalk.precondition.base import Departure, Lesson, Preconditioner, Transition, no_lesson
-from ridgewalk.precondition.fixed import DiagonalOperator, MatrixOperator, matrix_or_diagonal
-from ridgewalk.precondition.restrict import restrict_matrix
+from ridgewalk.preconditioners._linalg import prune_matrix
+from ridgewalk.preconditioners.base import FactorMethods, Preconditioner, StepContext, Transition, UpdateInfo, no_update
+from ridgewalk.ravel import Layout
 
 
-class MetricOperator(NamedTuple):
-    """G(θ) at the current position, and Γ(θ)."""
-
-    local: MatrixOperator | DiagonalOperator
+class _MetricFields(NamedTuple):
+    root: jax.Array
     gamma: Vector
 
-    def multiply(self, vector: Vector) -> Vector:
-        """G v."""
-        return self.local.multiply(vector)
 
-    def factor(self, noise: Vector) -> Vector:
-        """S z."""
-        return self.local.factor(noise)
-
-    def factor_transpose(self, vector: Vector) -> Vector:
-        """Sᵀ v."""
-        return self.local.factor_transpose(vector)
-
-    def displace(self, covector: Vector, noise: Vector) -> Vector:
-        """G v + S z."""
-        return self.local.displace(covector, noise)
+class MetricOperator(_MetricFields, FactorMethods):
+    """G(θ) at the current position by its factor, and Γ(θ)."""
 
 
 def divergence(g: Callable[[Vector], jax.Array], position: Vector) -> Vector:
@@ -62,9 +48,9 @@ class Metric(Preconditioner):
     metric: Callable[[PyTree], PyTree]
     unravel: Unravel | None = None
 
-    def specialise(self, dimension: int, unravel: Unravel) -> "Metric":
-        """The same, knowing the user's structure."""
-        return replace(self, unravel=unravel)
+    def resolve(self, layout: Layout) -> "Metric":
+        """The same with `unravel` set."""
+        return replace(self, unravel=layout.unravel)
 
     def flat(self, position: Vector) -> jax.Array:
         """G(θ) as a (d, d) matrix or a (d,) diagonal."""
@@ -82,30 +68,30 @@ class Metric(Preconditioner):
 
     def _at(self, position: Vector, mask: Mask = None) -> MetricOperator:
         def kept(x: Vector) -> jax.Array:
-            return self.flat(x) if mask is None else restrict_matrix(self.flat(x), mask)
+            return self.flat(x) if mask is None else prune_matrix(self.flat(x), mask)
 
         g = kept(position)
         root = jnp.linalg.cholesky(g) if g.ndim == 2 else jnp.sqrt(g)
-        return MetricOperator(matrix_or_diagonal(root), divergence(kept, position))
+        return MetricOperator(root, divergence(kept, position))
 
     def init(self, position: Vector, gradient_at: GradientAt) -> MetricOperator:
         """G at the starting point."""
         return self._at(position)
 
-    def prepare(self, operator: MetricOperator, departure: Departure) -> MetricOperator:
+    def prepare(self, operator: MetricOperator, context: StepContext) -> MetricOperator:
         """G at the current position."""
-        return self._at(departure.position, departure.mask)
+        return self._at(context.position, context.mask)
 
     def correction(self, operator: MetricOperator) -> Vector:
         """Γ(θ)."""
         return operator.gamma
 
-    def learn(self, operator: MetricOperator, transition: Transition) -> tuple[MetricOperator, Lesson]:
-        """Nothing: G is given."""
-        return operator, no_lesson(transition.before)
+    def update(self, operator: MetricOperator, transition: Transition) -> tuple[MetricOperator, UpdateInfo]:
+        """No update: G is given."""
+        return operator, no_update(transition.before)
 
-    def restrict(
+    def prune(
         self, operator: MetricOperator, mask: Vector, position: Vector, gradient_at: GradientAt
     ) -> MetricOperator:
-        """The metric tensor G⁻¹ restricted to the kept coordinates, as in every later step."""
+        """The metric tensor G⁻¹ restricted to the kept parameters, as in every later step."""
         return self._at(position, mask)

@@ -1,1 +1,0 @@
-"""Preconditioners: one file each; a new one needs no change anywhere else."""

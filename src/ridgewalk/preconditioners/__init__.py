@@ -1,0 +1,1 @@
+"""Preconditioners: operators G = S Sᵀ, and the rules that update them."""

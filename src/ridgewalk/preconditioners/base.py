@@ -1,0 +1,208 @@
+"""Preconditioners: the operator G = S Sᵀ that a chain moves with, and the rule that updates it."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ridgewalk._control_flow import every
+from ridgewalk._types import GradientAt, Mask, Scalar, Vector
+from ridgewalk.ravel import Layout
+
+
+class Operator(Protocol):
+    """A positive definite matrix G with a factor S, `S Sᵀ = G`, given by its products with vectors.
+
+    The state of every preconditioner is an operator. `multiply` and `factor` must agree: the noise of a step has
+    covariance G only if they do.
+    """
+
+    def multiply(self, vector: Vector) -> Vector:
+        """G v."""
+
+    def factor(self, noise: Vector) -> Vector:
+        """S z."""
+
+    def factor_transpose(self, vector: Vector) -> Vector:
+        """Sᵀ v."""
+
+    def drift_plus_noise(self, covector: Vector, noise: Vector) -> Vector:
+        """G v + S z, in as few passes over memory as the form allows."""
+
+
+class _HasRoot(Protocol):
+    @property
+    def root(self) -> jax.Array: ...
+
+
+class FactorMethods:
+    """Operator methods for a stored factor: `root` is S as a (d, d) matrix, or its diagonal (d,)."""
+
+    def multiply(self: _HasRoot, vector: Vector) -> Vector:
+        """G v."""
+        return self.root**2 * vector if self.root.ndim == 1 else self.root @ (vector @ self.root)
+
+    def factor(self: _HasRoot, noise: Vector) -> Vector:
+        """S z."""
+        return self.root * noise if self.root.ndim == 1 else self.root @ noise
+
+    def factor_transpose(self: _HasRoot, vector: Vector) -> Vector:
+        """Sᵀ v."""
+        return self.root * vector if self.root.ndim == 1 else vector @ self.root
+
+    def drift_plus_noise(self: _HasRoot, covector: Vector, noise: Vector) -> Vector:
+        """G v + S z = S (Sᵀ v + z)."""
+        if self.root.ndim == 1:
+            return self.root * (self.root * covector + noise)
+        return self.root @ (covector @ self.root + noise)
+
+
+class StepContext(NamedTuple):
+    """What a step is computed from; dynamics and preconditioners get it before the step is made."""
+
+    step: Scalar
+    """The number of the step, from 1."""
+    position: Vector
+    """The point that the step leaves from."""
+    gradient: Vector
+    """The estimate of ∇U there."""
+    gradient_at: GradientAt
+    """∇Ũ on the batch of this step."""
+    noise: Vector
+    """z: independent entries of mean 0 and variance 1."""
+    step_size: Scalar
+    """ε."""
+    degrees_of_freedom: Scalar | int
+    """The number of parameters that are not pruned."""
+    mask: Mask = None
+    """Which parameters are not pruned; gradients and noise are zero in all others."""
+
+
+class Transition(NamedTuple):
+    """One step of a chain, as passed to a preconditioner that learns from it.
+
+    `after − before = G covector + S noise` with the operator that made the step, up to a drift correction.
+    `gradient_at` and `gradient` are ∇Ũ on the batch of this step, so differences of them are curvature.
+    """
+
+    step: Scalar
+    before: Vector
+    after: Vector
+    gradient: Vector
+    covector: Vector
+    noise: Vector
+    gradient_at: GradientAt
+
+
+class UpdateInfo(NamedTuple):
+    """Diagnostics of one update of a preconditioner."""
+
+    damping: Scalar
+    """θ_d of Powell's damping: 1 if the newest pair was used without damping."""
+    rejected: Scalar
+    """Whether the newest pair was discarded, because it was not finite or the chain had not moved."""
+
+
+def no_update(like: jax.Array) -> UpdateInfo:
+    """The diagnostics of a step without an update; dtype of `like`."""
+    return UpdateInfo(jnp.ones((), like.dtype), jnp.zeros((), bool))
+
+
+class PreconditionerSpec(ABC):
+    """A preconditioner, or a rule that chooses one when the structure of the position is known."""
+
+    @abstractmethod
+    def resolve(self, layout: Layout) -> "Preconditioner":
+        """The preconditioner for positions of this layout; raises `ValueError` if it does not fit."""
+
+
+class Preconditioner(PreconditionerSpec):
+    """The rule: how the operator starts, what it is before a step, and how a step updates it."""
+
+    def resolve(self, layout: Layout) -> "Preconditioner":
+        """Itself, if it fits."""
+        self.check_dimension(layout.size)
+        return self
+
+    def check_dimension(self, dimension: int) -> None:
+        """Raise `ValueError` if the preconditioner does not fit d parameters; by default any number fits."""
+
+    @abstractmethod
+    def init(self, position: Vector, gradient_at: GradientAt) -> Any:
+        """The first operator; `gradient_at` is ∇Ũ on a subsample of the data."""
+
+    @abstractmethod
+    def prepare(self, operator: Any, context: StepContext) -> Any:
+        """The operator for the step about to be made."""
+
+    @abstractmethod
+    def correction(self, operator: Any) -> Vector | None:
+        """Γ_i = Σ_j ∂G_ij/∂θ_j, or None if G does not depend on the position."""
+
+    @abstractmethod
+    def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
+        """The operator after a step."""
+
+    @property
+    def unwrapped(self) -> "Preconditioner":
+        """The innermost preconditioner: itself, or the one that it wraps."""
+        return self
+
+    def prune(self, operator: Any, mask: Vector, position: Vector, gradient_at: GradientAt) -> Any:
+        """The operator restricted to the parameters in `mask`.
+
+        It maps vectors that are zero elsewhere to such vectors, with `S Sᵀ = G` among them. Curvature learnt while
+        other parameters moved must be dropped, or measured again with `gradient_at`: ∇Ũ, zero in pruned parameters.
+        """
+        raise ValueError(
+            f"preconditioner: {type(self).__name__} has no method prune(operator, mask, position, gradient_at), "
+            "which pruning needs; write one (a diagonal operator may be returned unchanged)"
+        )
+
+
+class AdaptivePreconditioner(Preconditioner):
+    """Base class of preconditioners that learn from steps: G changes ever less, and is no function of the position."""
+
+    @property
+    @abstractmethod
+    def interval(self) -> int:
+        """Steps from one update to the next."""
+
+    @abstractmethod
+    def adapt(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
+        """The operator after a step that it learns from."""
+
+    def prepare(self, operator: Any, context: StepContext) -> Any:
+        """The operator unchanged."""
+        return operator
+
+    def correction(self, operator: Any) -> None:
+        """None: G does not depend on the position."""
+        return
+
+    def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
+        """`adapt` in every `interval`-th step."""
+        unchanged = operator, no_update(transition.before)
+        gradient_at = transition.gradient_at
+
+        def adapt(carry: tuple[Any, UpdateInfo], arrays: Any) -> tuple[Any, UpdateInfo]:
+            return self.adapt(carry[0], Transition._make((*arrays, gradient_at)))
+
+        return every(self.interval, transition.step, adapt, unchanged, transition[:-1])
+
+
+class StaticPreconditioner(Preconditioner):
+    """Base class of preconditioners with a constant G."""
+
+    def prepare(self, operator: Any, context: StepContext) -> Any:
+        """The operator unchanged."""
+        return operator
+
+    def correction(self, operator: Any) -> None:
+        """None: G does not depend on the position."""
+        return
+
+    def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
+        """The operator unchanged."""
+        return operator, no_update(transition.before)
