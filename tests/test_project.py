@@ -48,7 +48,6 @@ DARCY = {"_io", "_optional", "_zarr", "darcy"}
 
 FORMER_NAMES = {
     0: {"plain_errors"},
-    2: {"precondition"},
     8: {"run"},
     10: {"surrogates"},
 }
