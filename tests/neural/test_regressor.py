@@ -163,7 +163,7 @@ def test_files_that_were_changed_are_refused(fitted, tmp_path):
     changes = [
         (re.sub('"scale": [0-9.]+', '"scale": 0.001', about), "checksum of model.json"),
         (json.dumps(json.loads(about) | {"format_version": 2}), "upgrade ridgewalk"),
-        (json.dumps(json.loads(about) | {"format": "other"}), "its format is 'other'"),
+        (json.dumps(json.loads(about) | {"format": "other"}), "is 'other', not"),
         (about[:100], "damaged"),
         ("[]", "damaged"),
     ]

@@ -3,18 +3,23 @@
 At 70 % zeros a float32 array takes 30 % + 1/32 of its size.
 """
 
-import hashlib
-import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
-from ridgewalk._io import write_atomically
+from ridgewalk._io import NewerFormatError, read_tensors, write_tensors
 
 FORMAT = "ridgewalk-compressed-1"
+FORMAT_VERSION = 1
+
+SMALL = 2**28
+"""Bytes of an array that is unpacked whatever its share of zeros."""
+
+MOST_COMPRESSED = 1000
+"""A larger array must not have fewer numbers than this share of zeros leaves: few bytes could else fill the memory."""
 
 
 class Packed(NamedTuple):
@@ -69,39 +74,43 @@ def pack(name: str, draws: np.ndarray) -> Packed:
     return Packed(name, draws.shape[1:], bits, values)
 
 
-def _digest(tensors: dict[str, np.ndarray], about: str) -> str:
-    digest = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
-        digest.update(tensors[name].tobytes())
-    return digest.hexdigest()
+def packed(name: str, shape: Sequence[int], bits: np.ndarray, values: np.ndarray) -> Packed:
+    """An array in its packed form, from a file; ValueError where its parts do not fit each other."""
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{name}: its shape {str(shape)[:80]} is not of whole numbers")
+    size = math.prod(shape)
+    whole = bits.size == 0
+    if values.ndim != 2 or values.dtype not in (np.float16, np.float32, np.float64):
+        raise ValueError(f"{name}: its numbers have shape {values.shape} and dtype {values.dtype}")
+    if not whole and (bits.dtype != np.uint8 or bits.shape != (-(-size // 8),)):
+        raise ValueError(f"{name}: it has {bits.size} bytes of bits for {size} numbers")
+    stored = size if whole else int(np.unpackbits(bits, count=size).sum())
+    if values.shape[1] != stored:
+        raise ValueError(f"{name}: it has {values.shape[1]} numbers where {stored} are declared")
+    if len(values) * size * values.itemsize > max(SMALL, MOST_COMPRESSED * (bits.nbytes + values.nbytes)):
+        raise ValueError(f"{name}: it has {len(values)} draws of {size} numbers in {bits.nbytes + values.nbytes} bytes")
+    return Packed(name, tuple(shape), bits, values)
 
 
 def write(path: Path, arrays: list[Packed], several: bool) -> None:
-    """Write arrays to one safetensors file, whole or not at all; `several`: they have an axis for draws."""
+    """Write arrays to one safetensors file, atomically; `several`: they have an axis for draws."""
     tensors = {f"{i:04d}.values": array.values for i, array in enumerate(arrays)}
     tensors |= {f"{i:04d}.bits": array.bits for i, array in enumerate(arrays)}
-    about = json.dumps({"arrays": [[array.name, list(array.shape)] for array in arrays], "several": several})
-    header = {"format": FORMAT, "about": about, "sha256": _digest(tensors, about)}
-    write_atomically(path, save(tensors, metadata=header))
+    about = {"arrays": [[array.name, list(array.shape)] for array in arrays], "several": several}
+    write_tensors(path, tensors, kind=FORMAT, version=FORMAT_VERSION, about=about)
 
 
 def read(path: Path) -> tuple[list[Packed], bool]:
     """What was written to a file, if every bit of it still is."""
-    content = path.read_bytes()
     try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])["__metadata__"]
-        if header["format"] != FORMAT:
-            raise ValueError(f"its format is {header['format']!r}")
-        tensors = load(content)
-        if _digest(tensors, header["about"]) != header["sha256"]:
-            raise ValueError("its checksum does not match")
-        about = json.loads(header["about"])
+        tensors, about, _ = read_tensors(path, kind=FORMAT, newest=FORMAT_VERSION)
         arrays = [
-            Packed(name, tuple(shape), tensors[f"{i:04d}.bits"], tensors[f"{i:04d}.values"])
+            packed(str(name), shape, tensors[f"{i:04d}.bits"], tensors[f"{i:04d}.values"])
             for i, (name, shape) in enumerate(about["arrays"])
         ]
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        several = bool(about["several"])
+    except NewerFormatError:
+        raise
+    except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"path: {path} is not a compressed ridgewalk model, or damaged ({error})") from error
-    return arrays, bool(about["several"])
+    return arrays, several

@@ -15,10 +15,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
-from ridgewalk._io import others_files, recover_folder, replace_folder, temporary_folder, write_atomically
+from ridgewalk._io import (
+    DamagedFileError,
+    others_files,
+    parse_tensors,
+    read_json_object,
+    read_regular,
+    recover_folder,
+    replace_folder,
+    seal,
+    temporary_folder,
+    unseal,
+    write_atomically,
+)
 from ridgewalk.neural.calibration.conformal import Correction
 from ridgewalk.neural.networks.model import Network
 from ridgewalk.neural.posterior import build
@@ -29,6 +40,7 @@ from ridgewalk.neural.sparse.model import PrunedNetworks, pack_draws, unpack_dra
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import describe
 from ridgewalk.surrogates.packed import Packed
+from ridgewalk.surrogates.packed import packed as packed_array
 
 FORMAT = "ridgewalk-surrogate"
 FORMAT_VERSION = 1
@@ -77,8 +89,8 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
     }
     with temporary_folder(path) as fresh:
         write_atomically(fresh / ARRAYS, content)
-        write_atomically(fresh / ABOUT, _json({**about, "sha256": _digest(about)}))
-        write_atomically(fresh / REPORT, _json(model.report_.to_json()))
+        write_atomically(fresh / ABOUT, _json(seal(about)))
+        write_atomically(fresh / REPORT, _json(seal(model.report_.to_json())))
         replace_folder(fresh, path)
 
 
@@ -95,7 +107,7 @@ def _unpacked(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[np.n
 
     def packed(run: int, leaf: int, shape: list[int]) -> Packed:
         here = f"draws.{run}.{leaf:04d}"
-        return Packed(str(leaf), tuple(shape), arrays[f"{here}.bits"], arrays[f"{here}.values"])
+        return packed_array(str(leaf), shape, arrays[f"{here}.bits"], arrays[f"{here}.values"])
 
     shapes = [leaf["shape"] for leaf in about["leaves"]]
     return unpack_draws([[packed(run, i, shape) for i, shape in enumerate(shapes)] for run in range(about["runs"])])
@@ -122,7 +134,18 @@ def is_model(path: Path) -> bool:
 
 def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | None) -> SurrogateRegressor:
     """Read a model, if every bit of it is as it was written and it fits the network."""
-    about, content = _read(path)
+    try:
+        return _loaded(kind, path, network)
+    except ModelError:
+        raise
+    except DamagedFileError as error:
+        raise ModelError(str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise ModelError(f"{path}: {ABOUT} or {ARRAYS} is damaged ({error!r})") from error
+
+
+def _loaded(kind: type[SurrogateRegressor], path: Path, network: Network | None) -> SurrogateRegressor:
+    about, arrays = _read(path)
     settings = dict(about["settings"])
     if about["network_named"]:
         if network is not None:
@@ -132,19 +155,15 @@ def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | No
     elif network is None:
         raise ModelError(f"network: the model in {path} was fitted with a network of your own; pass it again")
     model = kind(**{**settings, **({} if network is None else {"network": network})})
-    try:
-        arrays = load(content)
-        fitted = Fitted(
-            draws=_unpacked(about, arrays),
-            inputs=InputScaling(arrays["inputs.centre"], arrays["inputs.scale"]),
-            outputs=OutputScales(arrays["outputs.centre"], arrays["outputs.scale"]),
-            correction=Correction(**about["correction"], scores=arrays["correction.scores"]),
-            input_shape=tuple(about["input_shape"]),
-            output_shape=tuple(about["output_shape"]),
-            examples=about["examples"],
-        )
-    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ModelError(f"{path}: it is damaged ({error!r})") from error
+    fitted = Fitted(
+        draws=_unpacked(about, arrays),
+        inputs=InputScaling(arrays["inputs.centre"], arrays["inputs.scale"]),
+        outputs=OutputScales(arrays["outputs.centre"], arrays["outputs.scale"]),
+        correction=Correction(**about["correction"], scores=arrays["correction.scores"]),
+        input_shape=tuple(about["input_shape"]),
+        output_shape=tuple(about["output_shape"]),
+        examples=about["examples"],
+    )
     _check_leaves(model, fitted, about, path)
     model._fitted, model._pruned = fitted, PrunedNetworks()
     model.n_features_in_ = about["features"]
@@ -154,31 +173,30 @@ def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | No
     return model
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     recover_folder(path)
     if not path.exists():
         raise ModelError(f"path: {path} does not exist; give a folder written by save, or by ridgewalk fit")
     try:
-        about = json.loads((path / ABOUT).read_text())
-        claimed = about.pop("sha256")
-        found, number = about["format"], int(about["format_version"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        sealed = read_json_object(path / ABOUT)
+        found, number = sealed["format"], int(sealed["format_version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path}: it is not a saved model, or {ABOUT} is damaged ({error})") from error
     if found != FORMAT:
-        raise ModelError(f"{path}: its format is {found!r}, not {FORMAT!r}")
+        raise ModelError(f"{path}: the format in {ABOUT} is {found!r}, not {FORMAT!r}")
     if number > FORMAT_VERSION:
         raise ModelError(
-            f"{path}: it has format version {number}, this ridgewalk reads up to {FORMAT_VERSION}; upgrade ridgewalk"
+            f"{path}: it has format version {number} in {ABOUT}, this ridgewalk reads up to {FORMAT_VERSION}; upgrade "
+            "ridgewalk"
         )
-    if _digest(about) != claimed:
-        raise ModelError(f"{path}: the checksum of {ABOUT} does not match, so it was changed or is damaged")
+    about = unseal(path / ABOUT, sealed)
     try:
-        content = (path / ARRAYS).read_bytes()
+        content = read_regular(path / ARRAYS)
     except OSError as error:
         raise ModelError(f"{path}: {ARRAYS} cannot be read ({error.strerror})") from error
     if hashlib.sha256(content).hexdigest() != about["arrays_sha256"]:
         raise ModelError(f"{path}: the checksum of {ARRAYS} does not match, so it was changed or is damaged")
-    return about, content
+    return about, parse_tensors(path / ARRAYS, content)
 
 
 def _settings(model: SurrogateRegressor) -> dict[str, Any]:
@@ -224,13 +242,12 @@ def _check_leaves(model: SurrogateRegressor, fitted: Fitted, about: dict[str, An
 
 def _report(path: Path) -> Any:
     try:
-        return report_from_json(json.loads((path / REPORT).read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        record = read_json_object(path / REPORT)
+        if "sha256" in record:  # models of earlier versions have none
+            record = unseal(path / REPORT, record)
+        return report_from_json(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: {REPORT} is missing or damaged ({error})") from error
-
-
-def _digest(about: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _json(value: dict[str, Any]) -> bytes:
