@@ -102,7 +102,7 @@ def write_atomically(out: Path, content: bytes) -> None:
 
 def _beside(path: Path, kind: str) -> Path:
     """A hidden name in the same folder that cannot be guessed."""
-    name = path.name.encode()[:150].decode(errors="ignore")  # a name has at most 255 bytes
+    name = os.fsdecode(os.fsencode(path.name)[:150])  # a name has at most 255 bytes
     return path.with_name(f".{name}.{secrets.token_hex(8)}.{kind}")
 
 

@@ -1,19 +1,25 @@
 """The command line: parses, then calls the library."""
 
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.commands import app as darcy_app
-from ridgewalk.plain_errors import errors_in_plain_words
+from ridgewalk.plain_errors import errors_in_plain_words, write_any_text
 from ridgewalk.studies.framework.study import NAMES, Preset, load_study
 from ridgewalk.surrogates.commands import register
 
 with requires_extra("cli"):
     import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Bayesian deep learning that mixes.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Bayesian deep learning that mixes.",
+)
 app.add_typer(darcy_app, name="darcy")
 register(app)
 
@@ -70,4 +76,9 @@ def report(
 
 def main() -> None:
     """Entry point of the `ridgewalk` command."""
-    app()
+    write_any_text()
+    try:
+        with errors_in_plain_words():  # what a command did not expect itself
+            app()
+    except typer.Exit as end:
+        sys.exit(end.exit_code)

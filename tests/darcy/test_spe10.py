@@ -167,3 +167,30 @@ def test_shared_file_has_the_published_checksum_and_sample(spe10_npz, layer_53):
     k_x = spe10.read_spe10(spe10_npz)
     assert spe10.digest(k_x) == spe10.KX_SHA256
     np.testing.assert_allclose(spe10.sample_layer(k_x), np.load(layer_53), rtol=1e-7)
+
+
+def test_a_fetched_archive_is_checked_before_it_is_unpacked_again(download, small_k_x, tmp_path, monkeypatch):
+    checksum = spe10.digest(small_k_x)
+    spe10.fetch_spe10(tmp_path / "cache", sha256=checksum)
+    archive = tmp_path / "cache" / "por_perm_case2a.zip"
+    with zipfile.ZipFile(archive, "a") as packed:
+        packed.writestr("more", "x")
+
+    def unpacked(path):
+        raise AssertionError("it was unpacked")
+
+    monkeypatch.setattr(spe10, "read_spe10", unpacked)
+    with pytest.raises(ValueError, match=r"its checksum is not the one in por_perm_case2a.zip.sha256"):
+        spe10.fetch_spe10(tmp_path / "cache", sha256=checksum)
+    with archive.open("r+b") as file:
+        file.truncate(spe10.ARCHIVE_LIMIT + 1)
+    with pytest.raises(ValueError, match="67,108,865 bytes; at most"):
+        spe10.fetch_spe10(tmp_path / "cache", sha256=checksum)
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(spe10, "TEXT_LIMIT", 1000)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("spe_perm.dat", "1 " * 1000)
+    with pytest.raises(ValueError, match="2,000 bytes, at most 1,000 are expected"):
+        spe10.read_spe10(tmp_path / "a.zip")

@@ -1,9 +1,16 @@
 """The command line on the user's own arrays: from a file to a model to predictions to scores, and errors in words."""
 
+import contextlib
+import dataclasses
+import io
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import typer
 import xarray as xr
 import zarr
 from tests.neural.fits import waves
@@ -11,6 +18,8 @@ from typer.testing import CliRunner
 
 import ridgewalk as rw
 from ridgewalk.cli import app
+from ridgewalk.plain_errors import errors_in_plain_words
+from ridgewalk.neural import fit as fitting
 from ridgewalk.surrogates.files_of_arrays import read_examples
 
 TINY = [
@@ -46,6 +55,7 @@ def folder(tmp_path_factory):
     group = zarr.create_group(store=folder / "data.zarr", zarr_format=3)
     for name, values in (("X", x), ("Y", y)):
         group.create_array(name, data=values)
+    (folder / "truncated.npz").write_bytes((folder / "data.npz").read_bytes()[:1000])
     (folder / "data.csv").write_text("1,2\n")
     (folder / "broken.npz").write_bytes(b"PK no zip")
     return folder
@@ -129,13 +139,19 @@ def test_darcy_data_sets_go_straight_in(tmp_path):
         (["fit", "--data", "bad.npz", "--inputs", "Y", "--targets", "short"], "Y has 60, short has 5"),
         (["fit", "--data", "data.npz", "--targets", "labels"], "labels"),
         (["fit", "--data", "data.npz", "--targets", "objects"], "objects"),
-        (["fit", "--data", "data.npz", "--step-size", "-1"], "step_size: -1.0 is not a positive"),
+        (["fit", "--data", "data.npz", "--step-size", "-1"], "--step-size: -1.0 is not a positive"),
         (
             ["fit", "--data", "data.npz", "--network", "source"],
             "(3,) is no field; this network takes inputs of shape (ex",
         ),
-        (["fit", "--data", "data.npz", "--steps", "100"], "steps: 100 include burn_in = 200"),
+        (["fit", "--data", "data.npz", "--steps", "100"], "--steps: 100 include --burn-in 200"),
         (["predict", "nothing", "--data", "data.npz"], "nothing does not exist"),
+        (["fit", "--data", "data.npz", "--batch-size", "1000000"], "--batch-size 1000000: there are 60 examples"),
+        (
+            ["fit", "--data", "data.npz", "--optimiser-steps", "0"],
+            "--optimiser-steps 0: sampling would start",
+        ),
+        (["fit", "--data", "truncated.npz"], "truncated.npz: it is truncated"),
     ],
 )
 def test_errors_in_plain_words(folder, monkeypatch, arguments, message):
@@ -144,6 +160,121 @@ def test_errors_in_plain_words(folder, monkeypatch, arguments, message):
     done = run(*arguments, "--out", out)
     assert done.exit_code == 2, done.output
     assert message in done.output
+    assert not list(folder.glob("new*"))
+    assert not list(folder.glob(".*"))
+
+
+def test_a_fit_that_diverges_is_an_error_and_leaves_nothing(folder):
+    bad = [*TINY, "--step-size", 1e6]
+    done = run("fit", "--data", folder / "data.npz", "--out", folder / "gone", "--sampler", "sgld", *bad)
+    assert done.exit_code == 1, done.output
+    assert "diverged" in done.output
+    assert not (folder / "gone").exists()
+    assert not list(folder.glob(".*"))
+
+
+def test_a_loss_that_is_not_finite_is_an_error(folder, monkeypatch):
+    def nothing_learnt(*arguments):
+        starts, phase = optimised(*arguments)
+        return starts, dataclasses.replace(phase, last_loss=float("nan"))
+
+    optimised = fitting._optimised
+    monkeypatch.setattr(fitting, "_optimised", nothing_learnt)
+    done = run("fit", "--data", folder / "data.npz", "--out", folder / "gone", "--sampler", "sgld", *TINY)
+    assert done.exit_code == 1, done.output
+    assert "the loss of the optimiser is nan; lower --learning-rate" in done.output
+    assert not (folder / "gone").exists()
+    assert not list(folder.glob(".*"))
+
+
+def test_folders_of_others_are_left_alone(folder):
+    """`model.partial` was once removed unseen."""
+    for name in ("mine.partial", ".mine.0123456789abcdef.partial", ".mine.7.tmp", f".mine.{10**30}.former"):
+        (folder / name).mkdir()
+        (folder / name / "thesis.txt").write_text("years of work")
+    done = run("fit", "--data", folder / "data.npz", "--out", folder / "mine", "--sampler", "sgld", *TINY)
+    assert done.exit_code == 0, done.output
+    kept = list(folder.rglob("thesis.txt"))
+    assert len(kept) == 4
+    for file in kept:
+        file.unlink()
+        file.parent.rmdir()
+    (folder / "mine" / "notes.txt").write_text("years of work")
+    done = run("fit", "--data", folder / "data.npz", "--out", folder / "mine", "--overwrite", *TINY)
+    assert done.exit_code == 2
+    assert "files that are not the model's (notes.txt)" in done.output
+    assert (folder / "mine" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyError("x"), 1, "unexpected KeyError: 'x'; please report"),
+        (TypeError("x"), 1, "unexpected TypeError: x"),
+        (AttributeError("x"), 1, "unexpected AttributeError: x"),
+        (RecursionError("x"), 1, "unexpected RecursionError: x"),
+        (MemoryError("8 GB"), 1, "not enough memory (8 GB)"),
+        (ImportError("x is not installed"), 1, "error: x is not installed"),
+        (RuntimeError("all diverged"), 1, "error: all diverged"),
+        (OSError(28, "No space left", "f"), 2, "No space left"),
+        (ValueError("random_state: 3 and batch_size=4, dtype='x'"), 2, "--seed: 3 and --batch-size 4, dtype='x'"),
+        (KeyboardInterrupt(), 130, "the same command continues"),
+    ],
+)
+def test_no_error_reaches_a_user_raw(folder, monkeypatch, error, code, said):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("ridgewalk.surrogates.files_of_arrays.read_examples", fails)
+    done = run("fit", "--data", folder / "data.npz", "--out", folder / "gone")
+    assert done.exit_code == code
+    assert said in done.output
+    assert "Traceback" not in done.output
+    monkeypatch.setenv("RIDGEWALK_TRACEBACK", "1")
+    run("fit", "--data", folder / "data.npz", "--out", folder / "gone")
+    assert "Traceback" in capture_stderr(fails)
+
+
+def capture_stderr(fails):
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(typer.Exit), errors_in_plain_words():
+        fails()
+    return said.getvalue()
+
+
+ASCII_ONLY = {
+    "LC_ALL": "C",
+    "PYTHONIOENCODING": "ascii",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["darcy", "generate", "permeability", "--help"],
+        ["darcy", "multiscale", "--size", "10", "--blocks", "5", "--out", "é.png"],
+        ["darcy", "generate", "permeability", "--size", "6", "--terms", "4", "--samples", "2", "--out", "é.zarr"],
+        ["evaluate", "MODEL", "--data", "test.npz"],
+        ["fit", "--data", "é.npz", "--out", "new"],
+    ],
+)
+def test_every_command_works_where_the_terminal_takes_ascii_only(folder, model, arguments):
+    arguments = [str(model) if word == "MODEL" else word for word in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", "from ridgewalk.cli import main; main()", *arguments],
+        env=os.environ | ASCII_ONLY,
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == (2 if arguments[0] == "fit" else 0), done.stderr
+    text = (done.stdout + done.stderr).decode("ascii")
+    assert "Traceback" not in text
+    assert "codec" not in text
 
 
 def test_inputs_of_another_shape(folder, model):

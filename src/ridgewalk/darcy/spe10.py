@@ -7,11 +7,13 @@ layer, numbered from 1 at the top as in the literature, into an array `(ny, nx)`
 
 import hashlib
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgewalk._io import DamagedFileError, check_regular, file_digest, read_regular, write_atomically
 from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.grid import Array
 
@@ -20,6 +22,12 @@ COMPONENTS = 3
 ARRAY_NAME = "kx_millidarcy"
 URL = "https://www.spe.org/web/csp/datasets/por_perm_case2a.zip"
 MEMBER = "spe_perm.dat"
+ARCHIVE_LIMIT = 2**26
+"""Bytes of the largest archive that is unpacked; SPE's has about 20 million."""
+
+TEXT_LIMIT = 2**27
+"""Bytes of the largest text that is unpacked: 3,366,000 numbers of at most 40 letters each."""
+
 KX_SHA256 = "e83be3e7c247450b4987be3b8a879a6dc4b41e3f39d13f832379317c681052e2"
 
 
@@ -28,11 +36,12 @@ def read_spe10(path: str | Path) -> NDArray[np.float32]:
     path = Path(path)
     if not path.exists():
         raise ValueError(f"path = {path}: there is no such file; give spe_perm.dat, its .zip, or an .npz of k_x")
+    check_regular(path)
     if path.suffix == ".npz":
         return _read_npz(path)
     if path.suffix == ".zip":
         return _parse_text(_extract(path), path)
-    return _parse_text(path.read_text(encoding="ascii", errors="replace"), path)
+    return _parse_text(read_regular(path, TEXT_LIMIT, follow=True).decode("ascii", errors="replace"), path)
 
 
 def _read_npz(path: Path) -> NDArray[np.float32]:
@@ -52,13 +61,19 @@ def _read_npz(path: Path) -> NDArray[np.float32]:
 
 
 def _extract(path: Path) -> str:
+    """The text inside the archive, if the archive says that it is of the right size."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] == MEMBER]
+            members = [info for info in archive.infolist() if info.filename.rsplit("/", 1)[-1] == MEMBER]
             if not members:
                 raise ValueError(f"path = {path}: the archive has no {MEMBER}, only {archive.namelist()}")
+            if members[0].file_size > TEXT_LIMIT:
+                raise ValueError(
+                    f"path = {path}: its {MEMBER} has {members[0].file_size:,} bytes, at most {TEXT_LIMIT:,} are "
+                    "expected; the archive is damaged or was changed: delete it and fetch again"
+                )
             return archive.read(members[0]).decode("ascii", errors="replace")
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"path = {path}: not a readable archive ({error}); fetch it again") from error
 
 
@@ -94,7 +109,9 @@ def digest(k_x: NDArray[np.float32]) -> str:
 def fetch_spe10(folder: str | Path | None = None, url: str = URL, sha256: str = KX_SHA256) -> NDArray[np.float32]:
     """Download the archive once (into pooch's cache unless `folder` is given), read it and verify k_x.
 
-    The checksum is of the permeability, not of the archive: SPE may pack the same numbers anew.
+    `sha256` is of the permeability, not of the archive: SPE may pack the same numbers anew. The archive's size is
+    checked before it is unpacked; its own SHA-256 is noted beside it once its numbers have been verified, and compared
+    before it is unpacked again.
     """
     with requires_extra("darcy"):
         import pooch  # noqa: PLC0415 — only this function needs it
@@ -107,6 +124,8 @@ def fetch_spe10(folder: str | Path | None = None, url: str = URL, sha256: str = 
             f"url = {url}: could not be fetched ({error}); where there is no network give a file, or use the "
             "synthetic field"
         ) from error
+    note = Path(archive).with_name(name + ".sha256")
+    packed = _check_archive(Path(archive), note)
     k_x = read_spe10(archive)
     found = digest(k_x)
     if found != sha256:
@@ -114,7 +133,21 @@ def fetch_spe10(folder: str | Path | None = None, url: str = URL, sha256: str = 
             f"{archive}: k_x has checksum {found}, expected {sha256}; the download is damaged "
             "or was changed: delete the file and fetch again"
         )
+    if not note.exists():
+        write_atomically(note, f"{packed}\n".encode())
     return k_x
+
+
+def _check_archive(archive: Path, note: Path) -> str:
+    """The archive's SHA-256; ValueError where its size, or the digest noted beside it, is not as expected."""
+    again = "the download is damaged or was changed: delete the file and fetch again"
+    try:
+        found = file_digest(archive, ARCHIVE_LIMIT)
+    except DamagedFileError as error:
+        raise ValueError(f"{error}; {again}") from error
+    if note.exists() and read_regular(note, 1000).decode("ascii", errors="replace").strip() != found:
+        raise ValueError(f"{archive}: its checksum is not the one in {note.name}; {again}")
+    return found
 
 
 def sample_layer(k_x: NDArray[np.float32], layer: int = 53, nx: int = 50, ny: int = 50, divisor: float = 10.0) -> Array:

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 
 from ridgewalk._compilation import jit, quick_compilation
-from ridgewalk._io import sole_writer, write_atomically
+from ridgewalk._io import read_json_object, seal, sole_writer, unseal, write_atomically
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.gradients import as_estimator
@@ -260,6 +260,7 @@ def sample_posterior(
         step_size = _step_size(spec, sampler, target, data, jax.tree.map(lambda leaf: leaf[0], starts), settings)
         result, second = _sampled(sampler, target, data, starts, step_size, weights, settings)
         draws = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), result.kept_positions())
+        _check_finite((first, second), draws)
     return PosteriorSample(
         draws=draws,
         chains=int(result.alive.sum()),
@@ -277,6 +278,20 @@ def _keys(key: Key, *, chains: int) -> tuple[tuple[Key, ...], tuple[Key, ...], K
     weights, batches, sampling = jax.random.split(key, 3)
     starts, orders = jax.random.split(weights, chains), jax.random.split(batches, chains)
     return tuple(starts[i] for i in range(chains)), tuple(orders[i] for i in range(chains)), sampling
+
+
+class FitError(RuntimeError):
+    """A fit whose loss or draws are not finite; the message says what to change."""
+
+
+def _check_finite(phases: tuple[Phase, ...], draws: PyTree) -> None:
+    """Raise where the loss of a phase that made steps, or a draw, is NaN or infinite."""
+    for phase in phases:
+        if phase.steps and not np.isfinite(phase.last_loss):
+            rate = "learning_rate" if phase.name == "optimiser" else "step_size"
+            raise FitError(f"the loss of the {phase.name} is {phase.last_loss}; lower {rate}, or rescale the data")
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws)):
+        raise FitError("draws of the weights are not finite; lower step_size, or rescale the data")
 
 
 def _optimised(
@@ -340,11 +355,11 @@ def _step_size(
     found_for = {"spec": spec, "sampler": sampler, "batch_size": settings.batch_size, "data": target.data}
     about = describe({**found_for, "start": jax.tree.leaves(position)})
     if note.exists():
-        noted = json.loads(note.read_text())
-        if noted["for"] == about:
+        noted = unseal(note, read_json_object(note))
+        if noted.get("for") == about:
             return float(noted["step_size"])
     found = stable_step_size(sampler, target, position, settings.batch_size, data.examples)
-    write_atomically(note, json.dumps({"step_size": found, "for": about}).encode())
+    write_atomically(note, json.dumps(seal({"step_size": found, "for": about})).encode())
     return found
 
 

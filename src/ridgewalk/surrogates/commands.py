@@ -16,6 +16,8 @@ with requires_extra("cli"):
 if TYPE_CHECKING:
     from ridgewalk.neural.regressor import SurrogateRegressor
 
+DEFAULT_BATCH_SIZE = 32
+
 
 class NetworkName(StrEnum):
     """Networks of the library."""
@@ -84,7 +86,7 @@ def fit(
     burn_in: Annotated[int, typer.Option(help="First sampling steps, not kept.")] = 200,
     draws: Annotated[int, typer.Option(help="Draws of the weights to keep.")] = 40,
     chains: Annotated[int | None, typer.Option(help="Chains; 4, or 2 from a million weights on.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples of a step.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Examples of a step.")] = DEFAULT_BATCH_SIZE,
     step_size: Annotated[float | None, typer.Option(help="Step size of the sampler; found if left out.")] = None,
     holdout: Annotated[float, typer.Option(help="Share of the examples for recalibration.")] = 0.2,
     recalibration: Annotated[RecalibrationOption, typer.Option(help="How spreads are corrected.")] = (
@@ -96,12 +98,13 @@ def fit(
     overwrite: Overwrite = False,
 ) -> None:
     """Fit a Bayesian surrogate; interrupted or killed, the same command goes on where it stopped."""
-    from ridgewalk._io import refuse_existing, remove_own, working_folder  # noqa: PLC0415
+    from ridgewalk._io import others_files, refuse_existing, remove_own, working_folder  # noqa: PLC0415
     from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
 
     with errors_in_plain_words():
         refuse_existing(out, overwrite)
         x, y = read_examples(data, [inputs, targets])
+        _refuse_hopeless(len(x), batch_size, optimiser_steps)
         from ridgewalk.neural.regressor import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
         from ridgewalk.surrogates.saving import refuse_to_replace  # noqa: PLC0415
 
@@ -129,11 +132,33 @@ def fit(
             every=int(every) if every.isdigit() else every,
             progress=True,
         )
-        model.fit(x if x.ndim > 1 else x[:, None], y)
-        model.save(out, overwrite=overwrite)
+        try:
+            model.fit(x if x.ndim > 1 else x[:, None], y)
+            model.save(out, overwrite=overwrite)
+        except RuntimeError:  # the fit failed, and would fail again
+            remove_own(growing)
+            raise
+        except BaseException:
+            if not others_files(growing, ()):  # nothing to resume
+                remove_own(growing)
+            raise
         remove_own(growing)
+        diverged = [str(chain) for chain, status in enumerate(model.report_.health) if status.startswith("diverged")]
+        if diverged:
+            typer.echo(f"warning: chains {', '.join(diverged)} diverged and were left out; lower --step-size", err=True)
         typer.echo(str(model.report_))
         typer.echo(f"wrote {out}")
+
+
+def _refuse_hopeless(examples: int, batch_size: int, optimiser_steps: int) -> None:
+    """Raise for settings that the library takes but from which no useful model comes."""
+    if batch_size > max(examples, DEFAULT_BATCH_SIZE):
+        raise ValueError(f"batch_size = {batch_size}: there are {examples} examples; give at most as many")
+    if optimiser_steps < 1:
+        raise ValueError(
+            f"optimiser_steps = {optimiser_steps}: sampling would start from random weights; give at least 1 (3000 is "
+            "the default)"
+        )
 
 
 def predict(
