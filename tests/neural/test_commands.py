@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import ridgewalk as rw
 from ridgewalk.cli import app
-from ridgewalk.plain_errors import errors_in_plain_words
 from ridgewalk.neural import fit as fitting
+from ridgewalk.plain_errors import errors_in_plain_words
 from ridgewalk.surrogates.files_of_arrays import read_examples
 
 TINY = [
@@ -142,7 +142,7 @@ def test_darcy_data_sets_go_straight_in(tmp_path):
         (["fit", "--data", "data.npz", "--step-size", "-1"], "--step-size: -1.0 is not a positive"),
         (
             ["fit", "--data", "data.npz", "--network", "source"],
-            "(3,) is no field; this network takes inputs of shape (ex",
+            "(3,) is not a field; this network takes inputs of shape (ex",
         ),
         (["fit", "--data", "data.npz", "--steps", "100"], "--steps: 100 include --burn-in 200"),
         (["predict", "nothing", "--data", "data.npz"], "nothing does not exist"),
