@@ -36,9 +36,6 @@ BROUGHT_ALONG = {
 FROM_THE_USER = {"flax"}
 """Imported only where an object of the user's is made of it."""
 
-NOT_YET = {"run"}
-"""Parts whose imports the restructuring has still to convert."""
-
 
 def name_of(requirement):
     return requirement.split(">")[0].split("[")[0]
@@ -82,7 +79,7 @@ def unguarded(source):
 
 
 def test_every_optional_import_names_its_extra():
-    paths = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in NOT_YET]
+    paths = list(PACKAGE.rglob("*.py"))
     assert {path.as_posix(): found for path in paths if (found := list(unguarded(path.read_text())))} == {}
 
 
@@ -156,3 +153,41 @@ def test_the_command_line_without_typer_names_the_extra(tmp_path):
 def test_a_surrogate_without_scikit_learn_names_the_extra(tmp_path):
     done = without_optional_modules("import ridgewalk as rw; rw.SurrogateRegressor", tmp_path)
     assert done.stderr.endswith("pip install 'ridgewalk[neural]'\n")
+
+
+RUN = """
+import jax, jax.numpy as jnp, numpy as np
+import ridgewalk as rw
+
+target = rw.Density(lambda x: -0.5 * jnp.sum(x**2))
+
+def run(**options):
+    return rw.sample(
+        jax.random.key(0), rw.hasgld_sa(), target, jnp.zeros(3), step_size=0.1, chains=2, progress=False, **options
+    )
+
+whole = run(steps=400)
+run(steps=200, checkpoint="run")
+resumed = run(steps=400, checkpoint="run", resume=True)
+np.testing.assert_array_equal(whole.positions, resumed.positions)
+print(whole.summary())
+"""
+
+
+def test_the_core_samples_resumes_and_summarises_without_optional_modules(tmp_path):
+    done = without_optional_modules(RUN, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ess" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "extra"),
+    [
+        ("run(steps=8, store='draws.zarr')", "store"),
+        ("run(steps=8).to_arviz()", "arviz"),
+        ("run(steps=8).plot_trace()", "plots"),
+    ],
+)
+def test_what_needs_an_extra_names_it(tmp_path, call, extra):
+    done = without_optional_modules(RUN.partition("whole =")[0] + call, tmp_path)
+    assert done.stderr.endswith(f"pip install 'ridgewalk[{extra}]'\n"), done.stderr

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 MARKER = ".ridgewalk"
@@ -201,17 +202,20 @@ class TensorFile(NamedTuple):
     tensors: dict[str, np.ndarray]
     about: dict[str, Any]
     version: int
+    sha256: str
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], *, kind: str, version: int, about: Any) -> None:
-    """Write arrays to one safetensors file, atomically, with a description in JSON and a SHA-256 of both.
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], *, kind: str, version: int, about: Any) -> str:
+    """Write arrays to one safetensors file, atomically, with a description in JSON; returns a SHA-256 of both.
 
     bfloat16 arrays have to be viewed as uint16 first.
     """
     contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     text = json.dumps(about, sort_keys=True)
-    header = {"format": kind, "format_version": str(version), "about": text, "sha256": digest(contiguous, text)}
+    sha256 = digest(contiguous, text)
+    header = {"format": kind, "format_version": str(version), "about": text, "sha256": sha256}
     write_atomically(path, save(contiguous, metadata=header))
+    return sha256
 
 
 def read_tensors(path: Path, *, kind: str, newest: int, limit: int | None = None) -> TensorFile:
@@ -243,7 +247,18 @@ def read_tensors(path: Path, *, kind: str, newest: int, limit: int | None = None
     if digest(tensors, text) != metadata.get("sha256"):
         raise DamagedFileError(path, "its checksum does not match, so it is damaged")
     about = _parsed(path, text, "its description is damaged")
-    return TensorFile(tensors, about, int(version))
+    return TensorFile(tensors, about, int(version), metadata["sha256"])
+
+
+def is_tensor_file(path: Path, kind: str) -> bool:
+    """Whether a regular file's header says that `write_tensors` wrote it as a file of this kind."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with safe_open(path, "numpy") as file:
+            return bool((file.metadata() or {}).get("format") == kind)
+    except (SafetensorError, OSError):
+        return False
 
 
 def parse_tensors(path: Path, content: bytes) -> dict[str, np.ndarray]:

@@ -34,12 +34,12 @@ def chunk_files(store):
 def begun(folder, **options):
     """A run that stopped after 44 of 60 steps: five full chunks and one with four draws."""
     whole = run(chains=2, **options)
-    run(chains=2, steps=44, checkpoint=folder, every=11, **options)
+    run(chains=2, steps=44, checkpoint=folder, store=folder / "draws.zarr", every=11, **options)
     return whole, folder / "draws.zarr"
 
 
 def resumed(folder, **options):
-    return run(chains=2, checkpoint=folder, every=11, resume=True, **options)
+    return run(chains=2, checkpoint=folder, store=folder / "draws.zarr", every=11, resume=True, **options)
 
 
 def test_a_flipped_byte_in_any_chunk_is_refused(tmp_path, small_chunks):
@@ -145,9 +145,10 @@ def test_damage_is_refused_with_the_file(tmp_path, small_chunks, damage, named):
 
 
 def test_an_older_copy_of_the_store_is_refused(tmp_path, small_chunks):
-    run(chains=2, steps=33, checkpoint=tmp_path, every=11)
+    options = {"chains": 2, "checkpoint": tmp_path, "store": tmp_path / "draws.zarr", "every": 11}
+    run(steps=33, **options)
     shutil.copytree(tmp_path / "draws.zarr", tmp_path / "old")
-    run(chains=2, steps=44, checkpoint=tmp_path, every=11, resume=True)
+    run(steps=44, resume=True, **options)
     shutil.rmtree(tmp_path / "draws.zarr")
     shutil.copytree(tmp_path / "old", tmp_path / "draws.zarr")
     with pytest.raises(rw.CheckpointError, match=r"store: .*draws.zarr/.*/c/"):
@@ -168,7 +169,7 @@ def test_a_checkpoint_that_counts_no_chunks_is_refused(tmp_path):
     for path in checkpoint.files(tmp_path):
         found = checkpoint.read(path)
         checkpoint.write(tmp_path, checkpoint.Checkpoint(found.step, found.arrays, found.settings))
-    with pytest.raises(rw.CheckpointError, match=r"does not say what .* finish the run with that version"):
+    with pytest.raises(rw.CheckpointError, match=r"does not say how .* pass the same store"):
         resumed(tmp_path)
 
 

@@ -16,14 +16,12 @@ from ridgewalk._types import PyTree
 from ridgewalk.run import checkpoint
 from ridgewalk.run.background import WriterThread
 from ridgewalk.run.checkpoint import Checkpoint, CheckpointError
+from ridgewalk.run.chunk_store import ChunkFileStore
 from ridgewalk.run.fingerprint import describe, differences
 from ridgewalk.run.plan import Plan
 from ridgewalk.run.stores import DrawStore, MemoryStore
 
 T = TypeVar("T")
-
-DRAWS = "draws.zarr"
-"""Where a run with checkpoints, and without a store of the user's choice, keeps its draws on disk."""
 
 
 class RunWriter:
@@ -49,12 +47,7 @@ class RunWriter:
         try:
             if self.folder is not None:
                 self._open_folder(resume)
-            path = self.store_path or (self.folder / DRAWS if self.folder is not None else None)
-            self.draws: DrawStore = (
-                MemoryStore(like, plan.chains, plan.draws)
-                if path is None
-                else self._call(self._store, path, like, resume)
-            )
+            self.draws: DrawStore = self._call(self._store, like, resume)
             self._open.callback(self.draws.close)
         except BaseException:
             self._open.close()
@@ -101,25 +94,40 @@ class RunWriter:
         """The settings that must agree when a run that has made `step` steps is resumed."""
         return {**describe(self.settings), "step_sizes": describe(self.plan.step_sizes.described(step))}
 
-    def _store(self, path: Path, like: dict[str, PyTree], resume: bool) -> DrawStore:
-        """Open the store of an earlier process and verify the draws that the checkpoint counts, or create one."""
-        from ridgewalk.run.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is slow to import)
+    def _store(self, like: dict[str, PyTree], resume: bool) -> DrawStore:
+        """A new store, or that of an earlier process with the draws that the checkpoint counts, which are verified."""
+        if self.store_path is not None:
+            return self._zarr_store(self.store_path, like, resume)
+        if self.folder is None:
+            return MemoryStore(like, self.plan.chains, self.plan.draws)
+        store = ChunkFileStore(self.folder, like, self.plan.chains, self.plan.draws)
+        manifest = self._manifest("files", "the draws were")
+        if manifest is not None:
+            store.restart(self.plan.draws_by(self.start), manifest)
+        return store
 
-        own = self.folder is not None and path == self.folder / DRAWS
+    def _zarr_store(self, path: Path, like: dict[str, PyTree], resume: bool) -> DrawStore:
+        from ridgewalk.run.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is optional)
+
         if not os.path.lexists(path):
             if self.found is not None:
                 raise CheckpointError(f"store: {path} is gone, but the checkpoint counts draws in it; put it back")
             return ZarrStore.create(path, like, self.plan.chains, self.plan.draws, self.described(0))
-        self._check_store(path, resume or own)
+        self._check_store(path, resume)
         store = ZarrStore(path, like, self.plan.chains, self.plan.draws)
-        manifest = None if self.found is None else self.found.store
-        if self.found is not None and manifest is None:
-            raise CheckpointError(
-                f"checkpoint: step {self.found.step} in {self.folder} does not say what {path} held, as those of "
-                "ridgewalk 0.1 did not; finish the run with that version, or choose another checkpoint folder"
-            )
-        store.restart(self.plan.draws_by(self.start), manifest)
+        store.restart(self.plan.draws_by(self.start), self._manifest("columns", f"{path} was"))
         return store
+
+    def _manifest(self, key: str, what: str) -> dict[str, Any] | None:
+        """What the checkpoint says about its store, which must be of the same kind as the one asked for."""
+        if self.found is None:
+            return None
+        if self.found.store is None or key not in self.found.store:
+            raise CheckpointError(
+                f"checkpoint: step {self.found.step} in {self.folder} does not say how {what} stored; pass the same "
+                "store as before, or choose another checkpoint folder"
+            )
+        return self.found.store
 
     def _check_store(self, path: Path, resume: bool) -> None:
         from ridgewalk.run.zarr_store import settings_of  # noqa: PLC0415

@@ -11,9 +11,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from ridgewalk._io import DamagedFileError, NewerFormatError, read_tensors, write_tensors
+from ridgewalk._io import DamagedFileError, NewerFormatError, is_tensor_file, read_tensors, write_tensors
 
 FORMAT = "ridgewalk-checkpoint"
 FORMAT_VERSION = 2
@@ -76,7 +75,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     try:
         write_tensors(path, tensors, kind=FORMAT, version=FORMAT_VERSION, about=about)
     except OSError as error:
-        left = [earlier for earlier in files(folder) if _is_checkpoint(earlier)]
+        left = [earlier for earlier in files(folder) if is_tensor_file(earlier, FORMAT)]
         rest = f"the run can be resumed from {left[-1].name}" if left else "no earlier checkpoint exists"
         raise CheckpointError(
             f"checkpoint: step {checkpoint.step} could not be written to {path} ({error.strerror}); {rest}: free "
@@ -89,19 +88,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
 def _remove_before(folder: Path, step: int) -> None:
     """Remove old checkpoints: only files that are checkpoints, and only of steps before this one."""
     older = [path for path in files(folder) if (found := _step_of(path)) is not None and found < step]
-    for path in [path for path in older if _is_checkpoint(path)][: -(KEPT - 1)]:
+    for path in [path for path in older if is_tensor_file(path, FORMAT)][: -(KEPT - 1)]:
         path.unlink(missing_ok=True)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a file's header says that this library wrote it."""
-    if path.is_symlink() or not path.is_file():
-        return False
-    try:
-        with safe_open(path, "numpy") as file:
-            return bool((file.metadata() or {}).get("format") == FORMAT)
-    except (SafetensorError, OSError):
-        return False
 
 
 def read(path: Path) -> Checkpoint:

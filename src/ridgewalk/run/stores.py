@@ -80,8 +80,9 @@ class MemoryStore(DrawStore):
     def flush(self) -> None:
         """Nothing to do."""
 
-    def manifest(self) -> None:
+    def manifest(self) -> dict[str, Any] | None:
         """Nothing survives the process."""
+        return None
 
     def finish(self) -> None:
         """Nothing to do."""

@@ -30,6 +30,7 @@ from ridgewalk._io import (
     temporary_folder,
     write_atomically,
 )
+from ridgewalk._optional import requires_extra
 from ridgewalk._types import PyTree
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import differences
@@ -456,7 +457,8 @@ class ZarrStore(DrawStore):
     @classmethod
     def create(cls, path: Path, like: dict[str, PyTree], chains: int, draws: int, settings: Any) -> "ZarrStore":
         """Lay the arrays out under a temporary name, so that a layout that is not complete is never opened."""
-        import zarr  # noqa: PLC0415
+        with requires_extra("store"):
+            import zarr  # noqa: PLC0415
 
         specs = column_specs(like)
         about = {

@@ -103,7 +103,7 @@ def write(path: Path, arrays: list[Packed], several: bool) -> None:
 def read(path: Path) -> tuple[list[Packed], bool]:
     """What was written to a file, if every bit of it still is."""
     try:
-        tensors, about, _ = read_tensors(path, kind=FORMAT, newest=FORMAT_VERSION)
+        tensors, about = read_tensors(path, kind=FORMAT, newest=FORMAT_VERSION)[:2]
         arrays = [
             packed(str(name), shape, tensors[f"{i:04d}.bits"], tensors[f"{i:04d}.values"])
             for i, (name, shape) in enumerate(about["arrays"])
