@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.targets import correlated_gaussian
-from tests.test_lbfgs import R, naive_bfgs, naive_damping, naive_window
+from tests.preconditioners.test_lbfgs import R, naive_bfgs, naive_damping, naive_window
 
 import ridgewalk as rw
 
