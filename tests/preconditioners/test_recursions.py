@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.targets import correlated_gaussian
 from tests.preconditioners.test_lbfgs import R, naive_bfgs, naive_damping, naive_window
+from tests.targets import correlated_gaussian
 
 import ridgewalk as rw
 
