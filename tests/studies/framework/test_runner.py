@@ -267,21 +267,6 @@ def test_an_interrupted_or_diverged_run_is_no_result(monkeypatch):
     assert comparison.run_chains(sgld(), None, None, **options) is None
 
 
-def test_positions_that_take_turns_are_timed_each_on_its_own():
-    """AR(1) chains have autocorrelation time (1 + ρ) / (1 − ρ), also when three of them are interleaved."""
-    rng = np.random.default_rng(0)
-    rho, chains, length = 0.9, 3, 20_000
-    state, rows = rng.normal(size=(4, chains)), []
-    for _ in range(length):
-        state = rho * state + np.sqrt(1 - rho**2) * rng.normal(size=state.shape)
-        rows.append(state)
-    draws = np.stack(rows, axis=1).reshape(4, length * chains, 1)
-    found, error = comparison.slowest_time(draws, chains)
-    assert found == pytest.approx(19, rel=0.15)
-    assert 0 < error < 3
-    assert comparison.slowest_time(draws)[0] < 10  # the estimate that takes them for one chain
-
-
 def test_arrays_are_made_once_for_equal_settings(tmp_path):
     made = []
 

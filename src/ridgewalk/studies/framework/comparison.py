@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from ridgewalk.diagnostics.mixing import ess
+from ridgewalk.diagnostics.mixing import ess_by_chain
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler, preconditioner_matrix
 from ridgewalk.result import Result
@@ -131,19 +131,13 @@ def mean_and_se(values: np.ndarray) -> tuple[float, float]:
 
 
 def slowest_time(draws: np.ndarray, interleaved: int = 1) -> tuple[float, float]:
-    """Autocorrelation time in steps of the slowest parameter of (chain, draw, d), and its standard error.
+    """Autocorrelation time in steps of the slowest parameter of (chain, draw, d), and its standard error over chains.
 
-    The number of draws over each chain's own effective sample size, averaged over chains. If `interleaved` > 1
-    positions take turns (HAMCMC), each counts as a chain: as one chain, the autocorrelation at lag 1 vanishes, and the
-    estimate of the effective sample size is truncated there.
+    The number of draws over the mean of each chain's own ESS; `interleaved` is the number of chains in one (HAMCMC).
     """
-    _, count, d = draws.shape
-    times = []
-    for i in range(d):
-        sizes = np.array([sum(ess(chain[None, k::interleaved, i]) for k in range(interleaved)) for chain in draws])
-        size, error = mean_and_se(sizes)
-        times.append((count / size, count / size**2 * error))
-    return max(times)
+    count = draws.shape[1] // interleaved * interleaved
+    sizes = [mean_and_se(column) for column in ess_by_chain(draws, interleaved).T]
+    return max((count / size, count / size**2 * se) for size, se in sizes)
 
 
 def condition(g: jax.Array | np.ndarray, hessian: np.ndarray) -> float:
