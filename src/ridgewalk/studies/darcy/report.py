@@ -381,7 +381,7 @@ def plot_error_bars(
         which(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(range(len(sparsities)), ["no pruning" if s == 0 else f"{100 * s:.0f} % pruned" for s in sparsities])
     axes.set_ylabel("mean relative error on test samples (%)")
-    axes.legend(fontsize=8, ncols=2)
+    figure.legend(loc="outside upper center", fontsize=8, ncols=5, frameon=False)
     return figure
 
 

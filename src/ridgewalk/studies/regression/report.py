@@ -344,9 +344,9 @@ def build_report(
     tuning = Section(
         "Step sizes, and the paper's 0.1",
         (
-            f"At the paper's learning rate {PAPER_STEP_SIZE:g} SGLD and SGLD-SA diverge: they are stable up to "
-            "about 0.002. Only a preconditioner, or steps normalised to unit length as printed, allow it. As printed "
-            "HASGLD-SA does not sample the posterior; it is included for completeness.",
+            f"At the paper's learning rate {PAPER_STEP_SIZE:g} SGLD and SGLD-SA are unstable: their stability limit "
+            "is about 0.002. Only a preconditioner, or steps normalised to unit length as printed, allow it. As "
+            "printed HASGLD-SA does not sample the posterior; it is included for completeness.",
             "On some data sets it is partly chance whether a chain keeps β₁ or β₂, which changes mean errors by a few "
             "hundredths, also between neighbouring step sizes: at some step sizes that were not chosen the claims "
             "would not hold.",
