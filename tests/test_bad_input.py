@@ -180,10 +180,6 @@ CASES = {
         lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X, pd.Series(np.zeros(20))))),
         ["data[1]", "Series", "labels", ".to_numpy()"],
     ),
-    "half floats on disk": (
-        lambda: run(position=jnp.zeros(3, jnp.bfloat16), store="never-made.zarr"),
-        ["position", "bfloat16", "float32"],
-    ),
     "spread of a prior": (lambda: rw.gaussian_prior(None), ["scale", "None", "1.0"]),
     "svrg never": (lambda: rw.svrg(TARGET, every=0), ["every", "0"]),
     "svrg without data": (lambda: rw.svrg(rw.Density(log_prior), every=5), ["target", "Density"]),

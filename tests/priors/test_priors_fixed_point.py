@@ -135,7 +135,7 @@ def test_frozen_prior_samples_the_sum_over_all_models():
     allowed = 4 * means.std(axis=0, ddof=1) / np.sqrt(len(means)) + 0.003
     assert allowed.max() < 0.06
     np.testing.assert_array_less(np.abs(means.mean(axis=0) - exact), allowed)
-    with pytest.raises(ValueError, match="inclusion_probabilities: the chains learnt none"):
+    with pytest.raises(ValueError, match="inclusion_probabilities: the prior of this run has none"):
         _ = result.inclusion_probabilities
 
 

@@ -74,7 +74,7 @@ def test_schedules():
     steps = jnp.arange(30)
     plan = Pruning(0.5, 10, 20, 4)
     assert steps[plan.due(steps)].tolist() == [10, 14, 18]
-    kept = [int(plan.kept(FORM, step)) for step in (0, 9, 10, 13, 14, 18, 1000)]
+    kept = [int(plan.kept(FORM, jnp.asarray(step))) for step in (0, 9, 10, 13, 14, 18, 1000)]
     free = 131 - plan.counts(FORM)[:, 0]
     assert kept == free[[0, 0, 1, 1, 2, 3, 3]].tolist()
 
