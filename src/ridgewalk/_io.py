@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 MARKER = ".ridgewalk"
@@ -225,7 +224,7 @@ def read_tensors(path: Path, *, kind: str, newest: int, limit: int | None = None
     format that the caller reads.
     """
     with _opened(path, limit, follow=False) as (file, size):
-        header, start = _header(path, file.read(8), file, size)
+        text, header = _header(path, file, size)
         metadata = header.pop("__metadata__", None)
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise DamagedFileError(path, f"it is not a {kind} file, or it is damaged (its header has no description)")
@@ -238,35 +237,32 @@ def read_tensors(path: Path, *, kind: str, newest: int, limit: int | None = None
             raise NewerFormatError(
                 f"{path}: it has format version {version}, this ridgewalk reads up to {newest}; upgrade ridgewalk"
             )
-        entries = _entries(path, header, size - start)
-        data = np.empty(size - start, np.uint8)
-        if file.readinto(data.data) != len(data):
-            raise DamagedFileError(path, "it was cut short while it was read")
-    tensors = _views(entries, data)
-    text = metadata.get("about", "")
-    if digest(tensors, text) != metadata.get("sha256"):
+        tensors, _ = _data(path, file, header, size - 8 - len(text))
+    about = metadata.get("about", "")
+    if digest(tensors, about) != metadata.get("sha256"):
         raise DamagedFileError(path, "its checksum does not match, so it is damaged")
-    about = _parsed(path, text, "its description is damaged")
-    return TensorFile(tensors, about, int(version), metadata["sha256"])
+    return TensorFile(tensors, _parsed(path, about, "its description is damaged"), int(version), metadata["sha256"])
 
 
 def is_tensor_file(path: Path, kind: str) -> bool:
     """Whether a regular file's header says that `write_tensors` wrote it as a file of this kind."""
-    if path.is_symlink() or not path.is_file():
-        return False
     try:
-        with safe_open(path, "numpy") as file:
-            return bool((file.metadata() or {}).get("format") == kind)
-    except (SafetensorError, OSError):
+        with _opened(path, None, follow=False) as (file, size):
+            metadata = _header(path, file, size)[1].get("__metadata__")
+    except (OSError, ValueError):
         return False
+    return isinstance(metadata, dict) and metadata.get("format") == kind
 
 
-def parse_tensors(path: Path, content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file's content, whose header is checked against its size; `path` is for errors."""
-    header, start = _header(path, content[:8], None, len(content), content)
-    header.pop("__metadata__", None)
-    entries = _entries(path, header, len(content) - start)
-    return _views(entries, np.frombuffer(content, np.uint8, offset=start).copy())
+def read_plain_tensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    """The arrays of a safetensors file, whose header is checked against its size, and the SHA-256 of the file."""
+    with _opened(path, None, follow=False) as (file, size):
+        text, header = _header(path, file, size)
+        header.pop("__metadata__", None)
+        tensors, data = _data(path, file, header, size - 8 - len(text))
+    found = hashlib.sha256(len(text).to_bytes(8, "little") + text)
+    found.update(data.data)
+    return tensors, found.hexdigest()
 
 
 def digest(tensors: Mapping[str, np.ndarray], text: str) -> str:
@@ -279,16 +275,26 @@ def digest(tensors: Mapping[str, np.ndarray], text: str) -> str:
     return found.hexdigest()
 
 
-def _header(path: Path, first: bytes, file: Any, size: int, content: bytes = b"") -> tuple[dict[str, Any], int]:
-    """A safetensors header and where the data begin."""
+def _header(path: Path, file: Any, size: int) -> tuple[bytes, dict[str, Any]]:
+    """A safetensors header, as written and parsed."""
+    first = file.read(8)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or length > min(size - 8, HEADER_LIMIT):
         raise DamagedFileError(path, f"it is truncated or damaged: {size:,} bytes, with a header of {length:,}")
-    text = content[8 : 8 + length] if file is None else file.read(length)
+    text: bytes = file.read(length)
     header = _parsed(path, text, "its header is damaged")
     if not isinstance(header, dict):
         raise DamagedFileError(path, "its header is damaged (it is not an object)")
-    return header, 8 + length
+    return text, header
+
+
+def _data(path: Path, file: Any, header: dict[str, Any], size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The arrays that a header describes, and the bytes that they are views of."""
+    entries = _entries(path, header, size)
+    data = np.empty(size, np.uint8)
+    if file.readinto(data.data) != size:
+        raise DamagedFileError(path, "it was cut short while it was read")
+    return _views(entries, data), data
 
 
 class _Entry(NamedTuple):

@@ -457,12 +457,12 @@ def sealed_files(folder: Path) -> dict[str, str] | None:
 
 
 def digests_below(folder: Path, place: str) -> dict[str, str]:
-    """SHA-256 of the files below a folder of a group, by path."""
-    return {
-        path.relative_to(folder).as_posix(): file_digest(path)
-        for path in sorted((folder / place).rglob("*"))
-        if not path.is_dir() or path.is_symlink()
-    }
+    """Size and SHA-256 of a file, or of the files below a folder of a group, by path."""
+    top = folder / place
+    paths = (
+        [path for path in sorted(top.rglob("*")) if path.is_symlink() or not path.is_dir()] if top.is_dir() else [top]
+    )
+    return {path.relative_to(folder).as_posix(): f"{path.lstat().st_size}-{file_digest(path)}" for path in paths}
 
 
 def check_files(folder: Path, digests: Mapping[str, str], places: Collection[str]) -> None:
@@ -470,9 +470,11 @@ def check_files(folder: Path, digests: Mapping[str, str], places: Collection[str
     for name, wanted in digests.items():
         if not any(name.startswith(f"{place}/") for place in places):
             continue
+        path = folder / name
         try:
-            found = file_digest(folder / name)
+            size = path.lstat().st_size
+            found = f"{size}-{file_digest(path) if wanted.startswith(f'{size}-') else ''}"
         except (FileNotFoundError, NotADirectoryError):
-            raise missing_chunk(folder / name) from None
+            raise missing_chunk(path) from None
         if found != wanted:
-            raise DamagedFileError(folder / name, "its checksum does not match, so it was changed or is damaged")
+            raise DamagedFileError(path, "its checksum does not match, so it was changed or is damaged")

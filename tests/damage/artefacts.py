@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ridgewalk as rw
-from ridgewalk._io import unfinished_folders
+from ridgewalk._io import unfinished_folders, working_folder
 from ridgewalk.darcy import store as data_sets
 from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.grid import Grid
@@ -76,8 +76,6 @@ class Model:
 
 
 def lay_out(root):
-    from ridgewalk._io import working_folder
-
     growing = working_folder(root / "data.zarr")
     for block in data_sets.begin(growing, PROBLEM, PLAN):
         if block < 2 or root.name == "dataset":

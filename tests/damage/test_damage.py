@@ -106,11 +106,13 @@ def check(name, made, work, at, other, operation, share):
     case = f"{name}: {operation.__name__}({file.relative_to(copy)}, {second.relative_to(copy)}, {share})"
     operation(file, second, share)
     counted[name] += 1
+    touched = [file, second] if operation is operations.swap else [file]
     try:
         with limited():
             found = read(name, copy)
     except (ValueError, OSError) as error:
-        assert names(error, [file, second] if operation is operations.swap else [file], copy), f"{case}: {error!r}"
+        if not names(error, touched, copy):
+            raise AssertionError(f"{case}: {error!r} names no file") from error
     except HangError:
         raise AssertionError(f"{case}: it hangs") from None
     except Exception as error:

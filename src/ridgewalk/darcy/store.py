@@ -22,7 +22,6 @@ from ridgewalk._io import (
     DamagedFileError,
     NewerFormatError,
     clear_own,
-    file_digest,
     force_to_disk,
     read_json_object,
     recover_folder,
@@ -255,12 +254,8 @@ def write_block(growing: Path, plan: Plan, block: int, arrays: dict[str, Array])
             array: Any = group[name]
             array[samples.start : samples.stop] = values
             chunk = f"{name}/c/{block}"
-            if (growing / chunk).is_dir():
-                force_to_disk([growing / chunk, *(growing / chunk).rglob("*")])
-                digests |= digests_below(growing, chunk)
-            else:  # the chunk of one number per sample is a file
-                force_to_disk([growing / chunk])
-                digests[chunk] = file_digest(growing / chunk)
+            force_to_disk([growing / chunk, *(growing / chunk).rglob("*")])
+            digests |= digests_below(growing, chunk)  # a folder, or a file where a sample has one number
     layout = _layout_digest(_read_record(growing, LAYOUT)[FILES])
     _write_record(growing, _block_name(block), {"block": block, FILES: digests, "layout": layout})
 

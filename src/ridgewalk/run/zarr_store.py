@@ -7,6 +7,7 @@ it, and the store itself once the run has ended.
 """
 
 import json
+import math
 import os
 import secrets
 import unicodedata
@@ -251,6 +252,9 @@ class ChunkedColumn:
     def __init__(self, spec: ColumnSpec, array: Any, info: _zarr.ArrayInfo, files: DrawFolder) -> None:
         self.spec, self.array, self.info, self.files = spec, array, info, files
         self.per_chunk = info.chunks[1]
+        draw_bytes = info.shape[0] * math.prod(info.shape[2:]) * spec.stored_dtype.itemsize
+        if self.per_chunk > 1 and self.per_chunk * draw_bytes > CHUNK_BYTES:
+            raise DamagedFileError(info.folder / _zarr.METADATA, "its chunks are larger than any that a run writes")
         self.buffer = np.empty((info.shape[0], self.per_chunk, *info.shape[2:]), spec.stored_dtype)
         self.start = self.stop = 0
         self.unsynced: set[Path] = set()

@@ -20,9 +20,8 @@ from safetensors.numpy import save
 from ridgewalk._io import (
     DamagedFileError,
     others_files,
-    parse_tensors,
     read_json_object,
-    read_regular,
+    read_plain_tensors,
     recover_folder,
     replace_folder,
     seal,
@@ -191,12 +190,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         )
     about = unseal(path / ABOUT, sealed)
     try:
-        content = read_regular(path / ARRAYS)
+        arrays, found = read_plain_tensors(path / ARRAYS)
     except OSError as error:
         raise ModelError(f"{path}: {ARRAYS} cannot be read ({error.strerror})") from error
-    if hashlib.sha256(content).hexdigest() != about["arrays_sha256"]:
+    if found != about["arrays_sha256"]:
         raise ModelError(f"{path}: the checksum of {ARRAYS} does not match, so it was changed or is damaged")
-    return about, parse_tensors(path / ARRAYS, content)
+    return about, arrays
 
 
 def _settings(model: SurrogateRegressor) -> dict[str, Any]:
