@@ -30,7 +30,6 @@ HEAVY = {
     "make benchmark": "installs PyTorch",
     "make docs": "test_site builds the site",
     "ridgewalk reproduce all --preset quick --out results": "12 minutes; the studies have tests of their own",
-    "ridgewalk report results": "tests/studies/test_report.py",
     "ridgewalk fit --data permeability.zarr --inputs permeability --targets flux --network permeability --out model": (
         "8 million weights; tests/neural/test_darcy_surrogate.py fits a smaller one"
     ),

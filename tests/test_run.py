@@ -6,7 +6,6 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from tests.compilations import compilations
 from tests.targets import correlated_gaussian, linear_regression
@@ -95,28 +94,6 @@ def test_full_data_is_the_exact_gradient():
     result = run(rw.sgld(temperature=0.0), batch_size=None, steps=1)
     exact = jax.grad(lambda p: REGRESSION.target.potential(p, REGRESSION.target.data))(jnp.zeros(3))
     np.testing.assert_allclose(result.positions[0, 0], -1e-3 * exact, rtol=1e-12)
-
-
-def test_schedule_and_weighted_averages():
-    schedule = optax.polynomial_schedule(1e-3, 1e-4, power=1, transition_steps=50)
-    result = run(step_size=schedule, burn_in=10, thin=5, chains=2)
-    steps = np.arange(14, 60, 5)
-    np.testing.assert_allclose(result.step_sizes, [float(schedule(k)) for k in steps], rtol=1e-6)
-    weights = result.step_sizes / result.step_sizes.sum()
-    flat = np.asarray(result.positions)
-    mean = np.einsum("k,ckd->d", weights, flat) / 2
-    np.testing.assert_allclose(rw.posterior_mean(result), mean, rtol=1e-10)
-    centred = flat - mean
-    covariance = np.einsum("k,cki,ckj->ij", weights, centred, centred) / 2
-    np.testing.assert_allclose(rw.posterior_covariance(result), covariance, rtol=1e-10)
-    np.testing.assert_allclose(rw.posterior_variance(result), np.diag(covariance), rtol=1e-10)
-    np.testing.assert_allclose(rw.posterior_std(result), np.sqrt(np.diag(covariance)), rtol=1e-10)
-    squares = np.einsum("k,ck->", weights, (flat**2).sum(-1)) / 2
-    np.testing.assert_allclose(rw.posterior_expectation(result, lambda p: jnp.sum(p**2)), squares, rtol=1e-10)
-    share = rw.posterior_expectation(result, lambda p: p > 0)
-    np.testing.assert_allclose(share, np.einsum("k,ckd->d", weights, flat > 0) / 2, rtol=1e-6)
-    constant = run(chains=2)
-    np.testing.assert_allclose(rw.posterior_mean(constant), np.asarray(constant.positions).mean((0, 1)), rtol=1e-10)
 
 
 def test_step_sizes_of_a_schedule_are_used():

@@ -165,7 +165,7 @@ def test_step_size_and_checks_see_the_learnt_prior():
     assert 1e-3 < size < 1
     result = run(rw.hasgld_sa(), target, steps=5_000, burn_in=1_000, batch_size=20, step_size=float(size))
     report = result.check()
-    assert "step size / stable one" in report.numbers
+    assert "step size / stability limit" in report.numbers
     assert rw.stein_discrepancy(result, max_draws=200) > 0
     assert rw.gradient_noise_fraction(result) > 0
     temperature = rw.configurational_temperature(result)
