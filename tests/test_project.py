@@ -120,6 +120,14 @@ def test_the_layer_test_finds_wrong_imports(part, code, wrong):
     assert bool(list(wrong_imports(code, part))) is wrong
 
 
+def test_files_have_30_to_600_lines():
+    """Only an `__init__.py` may be shorter."""
+    lines = {path: path.read_text().count("\n") for path in PACKAGE.rglob("*.py")}
+    short = [path.as_posix() for path, count in lines.items() if count < 30 and path.name != "__init__.py"]
+    long = [path.as_posix() for path, count in lines.items() if count > 600]
+    assert (short, long) == ([], [])
+
+
 def run_python(code, *options):
     return subprocess.run([sys.executable, *options, "-c", code], check=True, capture_output=True, text=True).stdout
 

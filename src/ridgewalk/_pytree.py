@@ -1,4 +1,7 @@
-"""Frozen dataclasses registered as pytrees: fields are static unless declared with `array_field`."""
+"""Frozen dataclasses registered as pytrees: fields are static unless declared with `array_field`.
+
+Samplers, preconditioners, dynamics and priors are such classes; they are arguments of compiled functions.
+"""
 
 import dataclasses
 from typing import Any, TypeVar, dataclass_transform

@@ -411,6 +411,11 @@ def open_group(
     return group
 
 
+def create_group(folder: Path, attributes: Mapping[str, Any]) -> Any:
+    """A new group in zarr format 3, the only one that is read."""
+    return zarr.create_group(store=folder, zarr_format=3, attributes=dict(attributes))
+
+
 def read_array(array: Any, selection: Any = ...) -> np.ndarray:
     """Read from an array of a group that `open_group` opened; damage is an error that names the array's folder."""
     try:

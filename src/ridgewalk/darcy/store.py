@@ -39,6 +39,7 @@ from ridgewalk._zarr import (
     FILES,
     METADATA,
     check_files,
+    create_group,
     digests_below,
     inspect_group,
     open_group,
@@ -157,7 +158,7 @@ def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, V
         "spot": 2,
         "term": int(str(attributes.get("terms", 0))),
     }
-    group = zarr.create_group(store=growing, zarr_format=3, attributes=attributes)
+    group = create_group(growing, attributes)
     for name, meaning in problem.variables.items():
         shape = tuple(sizes[dimension] for dimension in meaning.dimensions)
         leading, chunk = ((plan.samples,), (min(plan.block, plan.samples),)) if meaning.per_sample else ((), ())

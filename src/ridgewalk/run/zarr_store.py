@@ -31,7 +31,6 @@ from ridgewalk._io import (
     temporary_folder,
     write_atomically,
 )
-from ridgewalk._optional import requires_extra
 from ridgewalk._types import PyTree
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import differences
@@ -461,9 +460,6 @@ class ZarrStore(DrawStore):
     @classmethod
     def create(cls, path: Path, like: dict[str, PyTree], chains: int, draws: int, settings: Any) -> "ZarrStore":
         """Lay the arrays out under a temporary name, so that a layout that is not complete is never opened."""
-        with requires_extra("store"):
-            import zarr  # noqa: PLC0415
-
         specs = column_specs(like)
         about = {
             "format": FORMAT,
@@ -472,7 +468,7 @@ class ZarrStore(DrawStore):
             "settings": json.dumps(settings),
         }
         with temporary_folder(path) as fresh:
-            group = zarr.create_group(store=fresh, zarr_format=3, attributes=about)
+            group = _zarr.create_group(fresh, about)
             inner = {name: group.create_group(name) for name in like}
             for spec in specs:
                 place, name = spec.name.split("/", 1)
