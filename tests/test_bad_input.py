@@ -262,3 +262,18 @@ def test_a_gradient_that_is_not_finite_is_refused_as_well():
 
     with pytest.raises(ValueError, match="data: NaN or infinity in row 3, and log_likelihood or its gradient"):
         run(target=rw.Posterior(log_prior, masked, jnp.ones(20).at[3].set(jnp.nan)))
+
+
+@pytest.mark.parametrize("position", [jnp.zeros(0), {"a": jnp.zeros((0, 3)), "b": jnp.zeros((2, 0))}])
+def test_positions_without_elements(position):
+    with pytest.raises(ValueError, match=r"position: its arrays have no elements \(shapes \("):
+        rw.sample(jax.random.key(0), rw.sgld(), rw.Density(lambda p: 0.0), position, steps=3, step_size=0.1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("preconditioner", [rw.Dense(), rw.SnapshotLBFGS(memory=2), rw.LowRank(rank=1, spare=1)])
+def test_half_precision_and_matrices(dtype, preconditioner):
+    sampler = rw.Sampler(rw.Langevin(), preconditioner)
+    target = rw.Density(lambda w: -0.5 * jnp.sum(w**2))
+    with pytest.raises(ValueError, match=f"position: its dtype is {dtype.__name__}, .* convert it to float32"):
+        rw.sample(jax.random.key(0), sampler, target, jnp.zeros(4, dtype), steps=3, step_size=0.1)

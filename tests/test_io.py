@@ -350,3 +350,31 @@ def test_deep_nesting_in_a_header_is_damage(tmp_path):
     (tmp_path / "t").write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(DamagedFileError, match="nested too deeply"):
         read_plain_tensors(tmp_path / "t")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_child_neither_holds_nor_releases_the_lock(tmp_path):
+    reading, writing = os.pipe()
+    ready, begun = os.pipe()
+    with _io.sole_writer(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.write(begun, b".")
+            os.read(reading, 1)  # until the parent has ended its run
+            os._exit(0)
+        os.read(ready, 1)
+        with pytest.raises(ValueError, match="another run is writing"), _io.sole_writer(tmp_path):
+            pass
+    with _io.sole_writer(tmp_path):
+        pass  # the child lives, and does not hold it
+    with _io.sole_writer(tmp_path):
+        other = os.fork()
+        if other == 0:
+            os._exit(0)
+        os.waitpid(other, 0)
+        with pytest.raises(ValueError, match="another run is writing"), _io.sole_writer(tmp_path):
+            pass
+    for end in (writing, reading, ready, begun):
+        os.close(end)
+    os.waitpid(child, 0)

@@ -523,8 +523,12 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def sole_writer(folder: Path, argument: str = "out") -> Iterator[None]:
-    """Hold a lock on a folder; the system drops it when the process ends, however it ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Hold a lock on a folder; the system drops it when the process ends, however it ends.
+
+    A forked child does not share it: else the folder would stay locked for as long as a child lives.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    _held.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -534,4 +538,18 @@ def sole_writer(folder: Path, argument: str = "out") -> Iterator[None]:
             ) from error
         yield
     finally:
-        os.close(descriptor)
+        if descriptor in _held:  # not in a child, which may have given the number to another file
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+
+_held: set[int] = set()
+"""Descriptors of the locks that this process holds."""
+
+
+def _drop_locks_of_parent() -> None:
+    while _held:
+        os.close(_held.pop())  # the parent's own descriptor keeps the lock
+
+
+os.register_at_fork(after_in_child=_drop_locks_of_parent)

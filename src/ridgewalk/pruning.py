@@ -168,7 +168,7 @@ class Pruning:
         return np.array([[round(self.sparsity * share * size) for size in sizes] for share in fractions], np.int32)
 
     def _events_by(self, step: Scalar) -> Scalar:
-        made = ((step - self.start) // self.every + 1).astype(jnp.int32)
+        made = jnp.asarray((step - self.start) // self.every + 1)
         return jnp.where(step < self.start, 0, jnp.minimum(made, self.events))
 
     def kept(self, layout: Layout, step: Scalar) -> Scalar:

@@ -375,23 +375,108 @@ def kill():
         time.sleep(0.1)
     time.sleep(2.0)
     os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 threading.Thread(target=kill).start()
 result = run(steps=3_000_000, thin=3000, checkpoint=sys.argv[1], every="1 h")
-print(result.steps, result.draws, result.positions.shape[1], result.status[0])
+print(result.steps, result.draws, result.positions.shape[1], result.status[0], flush=True)
+if len(sys.argv) > 4:
+    run(steps=3_000_000, thin=3000)
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_signals_end_a_run_in_good_order(tmp_path, name):
-    root = Path(__file__).parents[2]
-    folder = tmp_path / "run"
-    code = [sys.executable, "-c", INTERRUPTED, folder, root, name]
-    done = subprocess.run(code, capture_output=True, text=True, check=True, timeout=120)
+def interrupted(folder, name, *more):
+    code = [sys.executable, "-c", INTERRUPTED, folder, Path(__file__).parents[2], name, *more]
+    return subprocess.run(code, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_sigterm_ends_the_process_after_a_checkpoint(tmp_path):
+    done = interrupted(tmp_path / "run", "SIGTERM", "and another run")
+    assert (done.returncode, done.stdout) == (143, ""), done.stderr
+    assert 0 < checkpoint.read(checkpoint.files(tmp_path / "run")[-1]).step < 3_000_000
+
+
+def send(monkeypatch, *numbers):
+    """Signals that come one after the other while the first checkpoint is written."""
+    original, left = checkpoint.write, list(numbers)
+
+    def write(*arguments):
+        while left:
+            os.kill(os.getpid(), left.pop(0))
+            time.sleep(0.3)
+        return original(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+
+
+def test_a_second_ctrl_c_raises(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        send(monkeypatch, signal.SIGINT, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            run(steps=1_000, thin=100, checkpoint=tmp_path, every=50)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    monkeypatch.undo()
+    assert_same_run(run(steps=1_000, thin=100), run(steps=1_000, thin=100, checkpoint=tmp_path, every=10, resume=True))
+
+
+def test_a_handler_of_the_program_is_called_after_the_checkpoint(tmp_path, monkeypatch):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(len(checkpoint.files(tmp_path))))
+    try:
+        send(monkeypatch, signal.SIGTERM, signal.SIGTERM)
+        result = run(steps=1_000, thin=100, checkpoint=tmp_path, every=10)
+        assert len(seen) == 1
+        assert result.status[0].outcome == "interrupted"
+        assert checkpoint.read(checkpoint.files(tmp_path)[-1]).step == result.steps
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_the_program_ignores_stays_ignored(monkeypatch, tmp_path):
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        send(monkeypatch, signal.SIGTERM)
+        assert run(checkpoint=tmp_path, every=20).status[0].outcome == "finished"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Failing:
+    """Batches of the regression, of which one is missing at first."""
+
+    def __init__(self, missing):
+        self.missing = missing
+
+    def __iter__(self):
+        for i in range(30):
+            if i == self.missing:
+                raise RuntimeError("the network drive is gone")
+            yield jax.tree.map(lambda x, i=i: np.asarray(x[10 * i % 90 : 10 * i % 90 + 10]), REGRESSION.target.data)
+
+
+def test_an_error_in_the_data_leaves_a_checkpoint(tmp_path):
+    def options(missing):
+        target = rw.Posterior(
+            REGRESSION.target.log_prior, REGRESSION.target.log_likelihood, rw.Batches(Failing(missing), size=100)
+        )
+        return {"target": target, "batch_size": None, "steps": 80, "step_size": 1e-4}
+
+    with pytest.raises(RuntimeError, match="the network drive is gone") as raised:
+        run(**options(23), checkpoint=tmp_path)
+    assert "the same call with resume=True continues" in raised.value.__notes__[0]
+    assert 0 < checkpoint.read(checkpoint.files(tmp_path)[-1]).step <= 23
+    assert_same_run(run(**options(None)), run(**options(None), checkpoint=tmp_path, resume=True))
+
+
+def test_ctrl_c_returns_what_there_is(tmp_path):
+    done = interrupted(tmp_path / "run", "SIGINT")
+    assert done.returncode == 0, done.stderr
     steps, draws, stored, *status = done.stdout.split()
     assert 0 < int(steps) < 3_000_000
     assert int(draws) == int(stored) == int(steps) // 3000
     assert status[0] == "interrupted"
-    newest = checkpoint.read(checkpoint.files(folder)[-1])
+    newest = checkpoint.read(checkpoint.files(tmp_path / "run")[-1])
     assert newest.step == int(steps)
 
 

@@ -142,7 +142,7 @@ def test_a_loader_of_tensors_works():
     ("make", "message"),
     [
         (lambda: rw.Batches(iter(batches()), size=400), "can be read only once"),
-        (lambda: rw.Batches(batches(), size=0), "size: 0 is not a positive"),
+        (lambda: rw.Batches(batches(), size=0), "size: 0 is not"),
         (lambda: rw.Batches(7, size=400), "batches: int is not iterable"),
         (lambda: run(target=with_data(rw.Batches([], size=400)), batch_size=None), "the iterable is empty"),
         (lambda: run(target=with_data(rw.Batches(uneven(), size=400)), batch_size=None), r"number 9 has shapes"),
@@ -179,7 +179,7 @@ def test_host_data_need_a_batch_size_and_cannot_use_svrg(tmp_path):
 
 def test_nan_on_disk_is_blamed_not_the_step_size(tmp_path, monkeypatch):
     """The first look, at every 40th example, misses it; the chain that draws the row says so, the other goes on."""
-    monkeypatch.setattr(data, "SKETCH_EXAMPLES", 10)
+    monkeypatch.setattr(data, "SUBSAMPLE_SIZE", 10)
     arrays = {"x": ARRAYS["x"].copy(), "y": ARRAYS["y"].copy()}
     arrays["x"][33, 1] = np.nan
     for name, array in arrays.items():

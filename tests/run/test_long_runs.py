@@ -15,7 +15,7 @@ from tests.run.problems import REGRESSION, assert_same_run, run
 import ridgewalk as rw
 from ridgewalk._step_count import WORD, StepCount, keys_at
 from ridgewalk.run import checkpoint, groups
-from ridgewalk.run.archive import Archive
+from ridgewalk.run.archive import RunWriter
 from ridgewalk.run.fingerprint import describe
 from ridgewalk.run.loop import init_chains
 from ridgewalk.run.rows import Rows, order_at, rows_of_steps
@@ -68,7 +68,7 @@ def test_a_chain_that_crosses_makes_the_steps_of_one_that_does_not(name):
     """Where nothing but intervals depends on the step, steps that are multiples of all of them apart are equal."""
     near = WORD - 6
     early = near % PERIOD + PERIOD
-    kernel = rw.build_kernel(PERIODIC[name], rw.svrg(REGRESSION.target, 7))
+    kernel = rw.build_kernel(PERIODIC[name], rw.svrg(REGRESSION.target, 7), jnp.zeros(3))
     batch = jax.tree.map(lambda x: x[:40], REGRESSION.target.data)
     step = jax.jit(kernel.step)
     start = kernel.init(jnp.zeros(3))
@@ -114,7 +114,7 @@ def begin_at(monkeypatch):
             return init_chains(*arguments)._replace(step=StepCount.of(first))
 
         monkeypatch.setattr(groups, "init_chains", init)
-        monkeypatch.setattr(Archive, "start", property(lambda self: self.found.step if self.found else first))
+        monkeypatch.setattr(RunWriter, "start", property(lambda self: self.found.step if self.found else first))
 
     return begin
 

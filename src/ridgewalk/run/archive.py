@@ -5,6 +5,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from ridgewalk.run import checkpoint
 from ridgewalk.run.background import WriterThread
 from ridgewalk.run.checkpoint import Checkpoint, CheckpointError
 from ridgewalk.run.chunk_store import ChunkFileStore
-from ridgewalk.run.fingerprint import describe, differences
+from ridgewalk.run.fingerprint import ENVIRONMENT, describe, differences, environment, warn_of_environment
 from ridgewalk.run.plan import Plan
 from ridgewalk.run.stores import DrawStore, MemoryStore
 
@@ -89,10 +90,17 @@ class RunWriter:
                 + "\n  ".join(changed)
                 + "\nuse the same settings, or another checkpoint folder"
             )
+        warn_of_environment(then, now)
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """Described once: all data are read for it."""
+        description: dict[str, Any] = describe({**self.settings, ENVIRONMENT: environment()})
+        return description
 
     def described(self, step: int) -> dict[str, Any]:
         """The settings that must agree when a run that has made `step` steps is resumed."""
-        return {**describe(self.settings), "step_sizes": describe(self.plan.step_sizes.described(step))}
+        return {**self._settings, "step_sizes": describe(self.plan.step_sizes.described(step))}
 
     def _store(self, like: dict[str, PyTree], resume: bool) -> DrawStore:
         """A new store, or that of an earlier process with the draws that the checkpoint counts, which are verified."""

@@ -12,7 +12,7 @@ import numpy as np
 from ridgewalk._types import PyTree
 from ridgewalk.data import Batches, DataPlaceholder, on_host
 from ridgewalk.gradients import GradientEstimator
-from ridgewalk.kernel import Sampler
+from ridgewalk.kernel import Sampler, build_kernel
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.finite import FIX, check_finite, has_bad_rows
 from ridgewalk.run.rows import Rows
@@ -70,7 +70,30 @@ def check_position(position: PyTree, name: str = "position") -> PyTree:
             )
         if not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{where}: it contains NaN or infinity; start from finite numbers")
+    if not sum(np.size(leaf) for _, leaf in leaves):
+        shapes = ", ".join(str(np.shape(leaf)) for _, leaf in leaves)
+        raise ValueError(f"{name}: its arrays have no elements (shapes {shapes}); pass at least one parameter")
     return jax.tree.map(jnp.asarray, position)
+
+
+def check_precision(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> None:
+    """Raise where a sampler needs linear algebra that JAX does not have in half precision."""
+    dtype = jnp.result_type(*jax.tree.leaves(position))
+    if dtype.itemsize >= 4:
+        return
+    kernel = build_kernel(sampler, estimator, position)
+
+    def first_step(position: PyTree) -> Any:
+        return kernel.step(jax.random.key(0), kernel.init(position), estimator.target.subsample(), 1.0)
+
+    try:
+        jax.jit(first_step).lower(position)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"position: its dtype is {dtype}, in which JAX has no linear algebra for this sampler's preconditioner; "
+            "convert it to float32 (jax.tree.map(lambda x: x.astype('float32'), position)), or use a sampler without "
+            "matrices, such as sgld, psgld or sghmc"
+        ) from error
 
 
 def check_data(target: Target, batch_size: int | None, replacement: bool) -> Rows:

@@ -1,9 +1,21 @@
-"""The settings of a run in words and numbers, so that a resumed run can be compared with the one that was begun."""
+"""The settings of a run as JSON values, so that a resumed run can be compared with the one that was begun.
+
+Functions count by what they compute: their code, the constants in it, default arguments, closure cells and the
+globals that they name; neither by their place in a file nor by an address in memory. Functions of `PACKAGES` count by
+their names. Arrays count by a SHA-256 of all their bytes.
+"""
 
 import dataclasses
+import dis
 import functools
 import hashlib
-from collections.abc import Mapping
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
@@ -12,51 +24,277 @@ import numpy as np
 
 from ridgewalk.data import Batches
 
+PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "optax", "equinox", "flax", "ridgewalk")
+"""Packages whose functions count by their names, and whose versions are compared in their place."""
+
+CONFIG = ("jax_threefry_partitionable", "jax_default_matmul_precision")
+"""Settings of JAX on which the bits of a run depend."""
+
+ENVIRONMENT = "environment"
+"""The setting that holds versions and flags; where it differs, `warn_of_environment` says so, not `differences`."""
+
+DIGEST = 16
+"""Hexadecimal digits of a digest: 64 bits, against accidents."""
+
+BYTES_AT_ONCE = 2**26
+
 
 def describe(value: Any) -> Any:
-    """A JSON value that is equal for equal settings; functions count by their name, arrays by their content."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return value.item() if isinstance(value, np.generic) else _array(value)
-    return _object(value)
+    """A JSON value that is equal for equal settings, in this process and in another one."""
+    return _Description().of(value)
 
 
-def _object(value: Any) -> Any:
-    """A function by its name, anything else by its parts."""
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    kind = {"type": type(value).__name__}
-    if isinstance(value, Batches):
-        return {**kind, "size": value.size}
-    if isinstance(value, functools.partial):
-        return {**kind, "function": describe(value.func), "arguments": describe([value.args, value.keywords])}
-    if dataclasses.is_dataclass(value):
-        return {**kind, **{field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}}
-    leaves, structure = jax.tree.flatten(value)
-    return kind if jax.tree_util.treedef_is_leaf(structure) else {**kind, "leaves": describe(leaves)}
+class _Description:
+    """One description. Objects that hold themselves end it, and a function or class is described once."""
+
+    def __init__(self) -> None:
+        self._inside: list[Any] = []
+        self._seen: list[Any] = []
+
+    def of(self, value: Any) -> Any:
+        """The description of any value."""
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if np.isfinite(value) else repr(value)  # JSON has no NaN, and NaN would not equal itself
+        if isinstance(value, complex | np.dtype | range | slice | PurePath) or value is Ellipsis:
+            return str(value)
+        if isinstance(value, bytes | bytearray):
+            return f"bytes {_short(hashlib.sha256(value))}"
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return self.of(value.item()) if isinstance(value, np.generic) else self._array(value)
+        return self._nested(value)
+
+    def _nested(self, value: Any) -> Any:
+        """What can hold itself."""
+        if any(value is other for other in self._inside):
+            return f"itself, {len(self._inside)} levels up"
+        self._inside.append(value)
+        try:
+            if isinstance(value, Mapping):
+                return {str(key): self.of(item) for key, item in value.items()}
+            if isinstance(value, list | tuple):
+                return [self.of(item) for item in value]
+            if isinstance(value, set | frozenset):
+                return sorted((self.of(item) for item in value), key=repr)
+            return self._callable(value) if callable(value) else self._object(value)
+        finally:
+            self._inside.pop()
+
+    def _array(self, value: Any) -> Any:
+        """Shape, dtype and a digest of all bytes, read in parts: it may be larger than memory."""
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return f"key {np.asarray(jax.random.key_data(value)).tolist()}"
+        if value.dtype == object:
+            return [str(tuple(value.shape)), *(self.of(item) for item in np.asarray(value).ravel())]
+        digest = hashlib.sha256()
+        for part in _parts(value):
+            digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        return f"{value.dtype}{list(value.shape)} {_short(digest)}"
+
+    def _callable(self, value: Any) -> Any:
+        """A function, a class, or an object that can be called."""
+        if isinstance(value, functools.partial):
+            parts = {"function": self.of(value.func), "arguments": self.of([value.args, value.keywords])}
+            return {"type": "partial", **parts}
+        if isinstance(value, MethodType):
+            return {"method": self.of(value.__func__), "of": self.of(value.__self__)}
+        if isinstance(value, FunctionType | type):
+            if any(value is other for other in self._seen):
+                return value.__qualname__
+            self._seen.append(value)
+            return self._function(value) if isinstance(value, FunctionType) else self._class(value)
+        return self._other_callable(value)
+
+    def _other_callable(self, value: Any) -> Any:
+        """A wrapped function, one that is not written in Python, or an object."""
+        wrapped = getattr(value, "__wrapped__", None)  # jax.jit, jax.custom_jvp, functools.lru_cache
+        if wrapped is not None and not dataclasses.is_dataclass(value):
+            return {"type": type(value).__name__, "function": self.of(wrapped)}
+        if isinstance(value, BuiltinFunctionType) or hasattr(value, "__qualname__"):
+            return f"{value.__module__}.{value.__qualname__}"
+        return self._object(value)
+
+    def _function(self, function: FunctionType) -> dict[str, Any]:
+        name = function.__qualname__
+        found: dict[str, Any] = {"function": name}
+        if _counts_by_name(function.__module__):
+            found["function"] = f"{function.__module__}.{name}"
+        else:
+            found["code"] = code_digest(function.__code__)
+            found["globals"] = self._globals(function)
+        found["defaults"] = self.of([function.__defaults__, function.__kwdefaults__])
+        found["closure"] = {
+            name: self._cell(cell)
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        }
+        return {key: item for key, item in found.items() if item not in ({}, [None, None])}
+
+    def _cell(self, cell: Any) -> Any:
+        try:
+            return self.of(cell.cell_contents)
+        except ValueError:  # nothing was assigned yet
+            return "empty"
+
+    def _globals(self, function: FunctionType) -> dict[str, Any]:
+        """The values of the globals that the function and those inside it name; modules aside."""
+        values = {name: function.__globals__.get(name) for name in sorted(_global_names(function.__code__))}
+        return {
+            name: self.of(value)
+            for name, value in values.items()
+            if value is not None and not isinstance(value, ModuleType)
+        }
+
+    def _class(self, value: type) -> Any:
+        if _counts_by_name(value.__module__):
+            return f"{value.__module__}.{value.__qualname__}"
+        return {"class": value.__qualname__, **self._methods(value)}
+
+    def _methods(self, value: type) -> dict[str, Any]:
+        """The code of a class, its bases' included."""
+        bases = [base for base in reversed(value.__mro__) if not _counts_by_name(base.__module__)]
+        found = {
+            name: code_digest(function.__code__)
+            for base in bases
+            for name, function in ((name, _unwrapped(item)) for name, item in vars(base).items())
+            if isinstance(function, FunctionType) and function.__module__ == base.__module__
+            if not (name in GENERATED and dataclasses.is_dataclass(base))
+        }
+        return {"methods": found} if found else {}
+
+    def _object(self, value: Any) -> Any:
+        """Anything else by its type and its parts."""
+        kind = {"type": type(value).__name__, **self._methods(type(value))}
+        if isinstance(value, Batches):
+            return {**kind, "size": value.size}
+        if dataclasses.is_dataclass(value):
+            fields = [field.name for field in dataclasses.fields(value)]
+            return {**kind, **{name: self.of(getattr(value, name)) for name in fields}}
+        leaves, structure = jax.tree.flatten(value)
+        if not jax.tree_util.treedef_is_leaf(structure):
+            return {**kind, "leaves": self.of(leaves)}
+        known = _counts_by_name(type(value).__module__) or not hasattr(value, "__dict__")
+        return kind if known else {**kind, "attributes": self.of(vars(value))}
 
 
-def _array(value: Any) -> str:
-    """Shape, dtype and a checksum of at most a thousand rows spread over the array: it may be larger than memory."""
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return f"key {np.asarray(jax.random.key_data(value)).tolist()}"
-    rows = np.asarray(value[:: max(1, value.shape[0] // 1000)] if value.shape else value)
-    digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()[:16]
-    return f"{value.dtype}{list(value.shape)} {digest}"
+GENERATED = ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__", "__lt__")
+"""Methods that `dataclass` writes, differently in every version of Python."""
+
+
+def _counts_by_name(module: str | None) -> bool:
+    package = (module or "builtins").split(".")[0]
+    return package in PACKAGES or (package in sys.stdlib_module_names and package != "__main__")
+
+
+def _unwrapped(item: Any) -> Any:
+    """The function of a method as a class holds it: a property, a class method, a method of equinox."""
+    for name in ("__func__", "fget", "method", "__wrapped__"):
+        item = getattr(item, name, None) or item
+    return item
+
+
+def _short(digest: Any) -> str:
+    return str(digest.hexdigest()[:DIGEST])
+
+
+def _parts(value: Any) -> Iterable[np.ndarray]:
+    """The rows of an array, as many at a time as take about 64 MB, in whole chunks of a chunked file."""
+    if not value.shape or isinstance(value, jax.Array):
+        return [np.asarray(value)]
+    try:
+        row = int(np.prod(value.shape[1:])) * np.dtype(value.dtype).itemsize
+    except TypeError:  # a tensor of another library
+        return [np.asarray(value)]
+    rows = max(1, BYTES_AT_ONCE // max(row, 1))
+    chunk = (getattr(value, "chunks", None) or (1,))[0]
+    rows = max(rows - rows % chunk, chunk)
+    return (np.asarray(value[start : start + rows]) for start in range(0, value.shape[0], rows))
+
+
+def _global_names(code: CodeType) -> set[str]:
+    inner = [_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    here = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return here.union(*inner)
+
+
+def code_digest(code: CodeType) -> str:
+    """Bytecode, names and constants of a function and those inside it, without places in files and docstrings.
+
+    Bytecode differs between versions of Python, so the digest begins with that.
+    """
+    return f"{sys.implementation.cache_tag} {_short(hashlib.sha256(_code(code).encode()))}"
+
+
+def _code(code: CodeType) -> str:
+    documented = bool(code.co_consts) and isinstance(code.co_consts[0], str)
+    constants = (None, *code.co_consts[1:]) if documented and not _uses_first_constant(code) else code.co_consts
+    return repr((code.co_code, code.co_names, code.co_freevars, code.co_argcount, [_constant(c) for c in constants]))
+
+
+def _uses_first_constant(code: CodeType) -> bool:
+    """Whether the first constant, a string, is more than a docstring."""
+    return any(step.arg == 0 and step.opname in ("LOAD_CONST", "RETURN_CONST") for step in dis.get_instructions(code))
+
+
+def _constant(constant: Any) -> str:
+    if isinstance(constant, CodeType):
+        return _code(constant)
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_constant, constant))})"
+    if isinstance(constant, frozenset):
+        return f"{{{', '.join(sorted(map(_constant, constant)))}}}"
+    return f"{type(constant).__name__} {constant!r}"
+
+
+def environment() -> dict[str, Any]:
+    """What the bits of a run depend on beside its settings: versions, XLA's flags, JAX's configuration, the device."""
+    device = jax.devices()[0]
+    return {
+        "versions": {"python": sys.implementation.cache_tag, **{name: _version(name) for name in PACKAGES}},
+        "XLA_FLAGS": sorted(set(os.environ.get("XLA_FLAGS", "").split())),
+        "config": {name: repr(getattr(jax.config, name)) for name in CONFIG},
+        "device": f"{device.platform} {device.device_kind}",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def differences(then: Any, now: Any, where: str = "") -> list[str]:
-    """Every setting that differs, with both values."""
+    """Every setting that differs, with both values; the environment aside."""
     if isinstance(then, dict) and isinstance(now, dict):
         keys = [*then, *(key for key in now if key not in then)]
         return [
             line
             for key in keys
+            if where or key != ENVIRONMENT
             for line in differences(then.get(key), now.get(key), f"{where}.{key}" if where else str(key))
         ]
-    return [] if then == now else [f"{where}: {then!r} then, {now!r} now"]
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        pairs = enumerate(zip(then, now, strict=True))
+        return [line for i, (a, b) in pairs for line in differences(a, b, f"{where}[{i}]")]
+    same = then == now or (then != then and now != now) or _other_bytecode(then, now)  # noqa: PLR0124  (NaN)
+    return [] if same else [f"{where}: {then!r} then, {now!r} now"]
+
+
+def _other_bytecode(then: Any, now: Any) -> bool:
+    """Whether both are digests of code for different versions of Python, which cannot be compared."""
+    tags = [str(value).split(" ")[0] for value in (then, now)]
+    return tags[0] != tags[1] and all(tag.startswith(f"{sys.implementation.name}-") for tag in tags)
+
+
+def warn_of_environment(then: Any, now: Any) -> None:
+    """Warn where a run goes on with other versions, flags or devices: it is then not promised to be bit-identical."""
+    before, after = (value.get(ENVIRONMENT) if isinstance(value, dict) else None for value in (then, now))
+    changed = differences(before, after, ENVIRONMENT)
+    if changed:
+        warnings.warn(
+            "resume: the run was begun in another environment, so it may not continue bit for bit as it would have "
+            "there:\n  " + "\n  ".join(changed),
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -121,11 +121,12 @@ class Group:
         else:
             self.feed.begin(ArrayReader(data, self.rows, self.keys), step, stop - step)
 
-    def advance(self, start: int, span: Span, step_sizes: np.ndarray, ahead: int) -> None:
-        """Start the steps of a span, from number `start` on, on the device; reading the carry waits for them. `ahead`
-        are the steps after them, whose data are read meanwhile.
-        """
-        batches = None if self.feed is None else self.feed.take(ahead)
+    def batches(self, ahead: int) -> PyTree:
+        """The batches of the next steps that the host has read; those of the `ahead` steps after them are begun."""
+        return None if self.feed is None else self.feed.take(ahead)
+
+    def advance(self, start: int, span: Span, step_sizes: np.ndarray, batches: PyTree) -> None:
+        """Start the steps of a span, from number `start` on, on the device; reading the carry waits for them."""
         leaf = jax.tree.leaves(self.carry.states.position)[0]
         sizes = jnp.asarray(step_sizes, jnp.result_type(*jax.tree.leaves(self.carry.states.position)))
         if len(jax.local_devices()) > 1:

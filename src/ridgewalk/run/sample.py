@@ -111,6 +111,7 @@ def sample(
         checks.check_functions(inside.target, jax.tree.map(lambda x, c=chain: x[c], starts), rows, suspected)
         for chain in range(chains if start_per_chain else 1)
     ]
+    checks.check_precision(sampler, inside, jax.tree.map(lambda x: x[0], starts))
     first_potentials = jnp.broadcast_to(jnp.asarray(potentials, flat.dtype), (chains,))
 
     keep = keep or ("draws" if collect is None or store is not None else "moments")

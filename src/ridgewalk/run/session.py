@@ -53,7 +53,7 @@ class Session:
                 group.begin(self.step, stop)
             while self.step < self.plan.steps and not request.signal:
                 start, after = self.step, self._stop(stop, pace)
-                self._advance(start, stop, after)
+                self._advance(start, stop, self._batches(after - stop))
                 pace.made(stop - start)
                 self.step, stop = stop, after
                 alive = self.bad_steps < 0
@@ -73,16 +73,32 @@ class Session:
         length -= length % block if length > block else 0  # the random numbers of a block are drawn to its end
         return self.plan.stop(start, length, self.slots, self.archive.steps_between)
 
-    def _advance(self, start: int, stop: int, after: int) -> None:
-        """Make the steps from `start` to `stop` and keep their draws; the data up to `after` are read meanwhile."""
+    def _batches(self, ahead: int) -> list[PyTree]:
+        """The batches of the next steps for each group that goes on; those of the `ahead` steps after them are read
+        meanwhile. What the user's data raise leaves a checkpoint behind: no group has moved yet.
+        """
+        try:
+            return [group.batches(ahead) if group.alive else None for group in self.groups]
+        except Exception as error:
+            if self.archive.folder is not None and self.step:
+                self.archive.save(self.step, self._saved())
+                self.archive.finish()
+                error.add_note(
+                    f"ridgewalk: raised while the batches after step {self.step} were read. A checkpoint of that step "
+                    "was written; the same call with resume=True continues from it."
+                )
+            raise
+
+    def _advance(self, start: int, stop: int, batches: list[PyTree]) -> None:
+        """Make the steps from `start` to `stop` and keep their draws."""
         sizes = np.zeros(LONGEST_CHUNK)
         sizes[: stop - start] = self.plan.step_sizes.between(start, stop)
         counts = (*words(start), stop - start, *self.plan.next_draw(start))
         low, high, steps, until, thin = (jnp.asarray(count, jnp.int32) for count in counts)
         span = Span(low, high, steps, until, thin, self.groups[0].chunk.rows.place(start))
-        for group in self.groups:
+        for group, read in zip(self.groups, batches, strict=True):
             if group.alive:
-                group.advance(start, span, sizes, after - stop)
+                group.advance(start, span, sizes, read)
         first, last = self.plan.draws_by(start), self.plan.draws_by(stop)
         if last > first:
             parts = [group.draws(last - first) for group in self.groups]

@@ -26,7 +26,7 @@ class StepSizes:
     def __init__(self, step_size: Any, steps: int) -> None:
         self.steps = steps
         self._schedule: Callable[[Any], Any] | None = None
-        self._first, self._values = 0, np.zeros(0)
+        self._kept: dict[int, np.ndarray] = {}
         if callable(step_size):
             self._schedule = step_size
             self.between(0, min(steps, BLOCK))
@@ -43,13 +43,19 @@ class StepSizes:
         parts = []
         while start < stop:
             first = start - start % BLOCK
-            if first != self._first or not self._values.size:
-                steps = np.arange(first, min(first + BLOCK, self.steps))
-                self._first, self._values = first, _evaluate(self._schedule, steps)
             upto = min(stop, first + BLOCK)
-            parts.append(self._values[start - first : upto - first])
+            parts.append(self._block(first)[start - first : upto - first])
             start = upto
         return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _block(self, first: int) -> np.ndarray:
+        """ε of the block that begins at step `first`; the first block and the newest are kept."""
+        if first not in self._kept:
+            assert self._schedule is not None
+            steps = np.arange(first, min(first + BLOCK, self.steps))
+            head = {0: self._kept[0]} if 0 in self._kept else {}
+            self._kept = {**head, first: _evaluate(self._schedule, steps)}
+        return self._kept[first]
 
     def at(self, step: int) -> float:
         """ε of one step."""
