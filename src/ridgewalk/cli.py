@@ -55,9 +55,11 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run studies and write one self-contained page, index.html. If interrupted, rerun the same command to resume."""
-    from ridgewalk.studies.framework.runner import run_studies  # noqa: PLC0415  (loads JAX and matplotlib)
+    from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415  (loads JAX)
+    from ridgewalk.studies.framework.runner import run_studies  # noqa: PLC0415
 
     with errors_in_plain_words():
+        use_persistent_cache()
         names = NAMES if not studies or "all" in studies else tuple(dict.fromkeys(studies))
         page = run_studies([load_study(name) for name in names], preset, out, workers)
         typer.echo(f"written to {page}")

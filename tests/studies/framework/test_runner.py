@@ -221,6 +221,7 @@ def test_a_report_survives_json(tmp_path):
 
 def test_the_command_runs_studies_and_names_unknown_ones(tmp_path, monkeypatch):
     made = []
+    monkeypatch.setenv("RIDGEWALK_COMPILATION_CACHE", "off")
     monkeypatch.setattr("ridgewalk.cli.load_study", lambda name: toy_study(made, name=name))
     monkeypatch.setattr("ridgewalk.cli.NAMES", ("one", "two"))
     common = ["--workers", "1", "--out", str(tmp_path)]
