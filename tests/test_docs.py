@@ -29,7 +29,7 @@ HEAVY = {
     "make reproduce": "the studies have tests of their own",
     "make benchmark": "installs PyTorch",
     "make docs": "test_site builds the site",
-    "ridgewalk reproduce all --preset quick --out results": "12 minutes; the studies have tests of their own",
+    "ridgewalk reproduce all --preset quick --out results": "minutes; the studies have tests of their own",
     "ridgewalk fit --data permeability.zarr --inputs permeability --targets flux --network permeability --out model": (
         "8 million weights; tests/neural/test_darcy_surrogate.py fits a smaller one"
     ),
