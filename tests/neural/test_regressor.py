@@ -191,7 +191,7 @@ def test_files_that_were_changed_are_refused(fitted, tmp_path):
         ({"prior": "wide"}, "prior: 'wide'"),
         ({"step_size": "big"}, "step_size: 'big'.*or 'auto'"),
         ({"holdout": 1.0}, "holdout: 1.0"),
-        ({"holdout": 0.99}, "leaves less than 2 of 60"),
+        ({"holdout": 0.99}, "leaves fewer than 2 of 60"),
         ({"draws": 1000}, "draws: 1000 do not fit"),
         ({"steps": 0}, "steps: 0"),
         ({"random_state": "x"}, "random_state: 'x'"),

@@ -162,7 +162,7 @@ def check_parameters(parameters: dict[str, Any]) -> None:
     _check_prior(parameters["prior"])
     for name in ("step_size", "data_weight"):
         if parameters[name] != "auto":
-            check_positive(name, parameters[name], "or use 'auto'")
+            check_positive(name, parameters[name], "give one, or 'auto'")
     check_between("holdout", parameters["holdout"], 0, 1, "[)", "use 0.2, or 0 to hold out none")
     left = parameters["steps"] - parameters["burn_in"]
     if left < 1:

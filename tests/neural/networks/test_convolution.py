@@ -91,3 +91,24 @@ def test_bad_shapes_are_named():
         convolve(jnp.zeros((2, 5, 5, 3)), jnp.zeros((3, 3, 2, 4)))
     with pytest.raises(ValueError, match="odd width"):
         convolve(jnp.zeros((2, 5, 5, 3)), jnp.zeros((2, 2, 3, 4)))
+
+
+def test_other_platforms_get_the_convolution_of_xla():
+    """Lowered for a GPU, values and both gradients are convolutions; on CPU none is."""
+    x, weights, *_ = case(2, 3)
+
+    def loss(x, weights):
+        return jnp.sum(jnp.sin(convolve(x, weights)))
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(x, weights)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("stablehlo.convolution") == 3
+    assert traced.lower(lowering_platforms=("cpu",)).as_text().count("stablehlo.convolution") == 0
+
+
+@pytest.mark.parametrize(("before", "after", "kernel"), CASES)
+def test_the_convolution_of_xla_gives_the_same_numbers(before, after, kernel):
+    x, weights, *_ = case(before, after, kernel)
+    y = convolve(x, weights)
+    np.testing.assert_allclose(convolution._xla_convolve(x, weights, kernel=kernel), y, rtol=1e-10, atol=1e-12)
+    expected = convolution.correlate_p.bind(x, y, kernel=kernel)
+    np.testing.assert_allclose(convolution._xla_correlate(x, y, kernel=kernel), expected, rtol=1e-10, atol=1e-10)

@@ -116,7 +116,7 @@ def test_size_is_the_kept_numbers_and_a_bit_each():
     np.testing.assert_array_equal(whole.dense(0), np.ones(5))
 
 
-FORMS = ["indexed", pytest.param("masked", marks=pytest.mark.skipif(not can_expand(), reason="no AVX-512"))]
+FORMS = ["csr", "indexed", pytest.param("masked", marks=pytest.mark.skipif(not can_expand(), reason="no AVX-512"))]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -223,6 +223,21 @@ def test_cores_that_are_allowed(monkeypatch):
     assert thread_pool.bounds_of_parts(work, 2).tolist() == [0, 4, 5]
     assert thread_pool.bounds_of_parts(work, 1).tolist() == [0, 5]
     assert thread_pool.bounds_of_parts(np.zeros(3, np.uint64), 4).tolist() == [0, 0, 0, 0, 2]
+
+
+def test_without_numba_products_are_those_of_scipy(monkeypatch):
+    monkeypatch.setattr(matmul, "has_kernels", lambda: False)
+    monkeypatch.setattr(matmul, "_kernel", None)
+    matmul.can_expand.cache_clear()
+    model = twice_used()
+    parameters = prune(jax.eval_shape(model.init, jax.random.key(0)))
+    x = RNG.normal(size=(3, 6)).astype(np.float32)
+    found = rw.compress(model, parameters).predict(x, sparse=True)
+    np.testing.assert_allclose(found, model.apply(parameters, x), rtol=1e-4, atol=1e-5)
+    assert matmul.best_form(0.3) == "csr"
+    assert wins(0.1, 1, 10**6)
+    assert not wins(0.3, 1, 10**6)
+    matmul.can_expand.cache_clear()
 
 
 def test_what_wins_depends_on_density_examples_and_size(monkeypatch):

@@ -1,7 +1,8 @@
-"""Convolutions as matrix products, fast on CPU inside compiled loops, differentiable to any order in both modes.
+"""Convolutions as matrix products on CPU, differentiable to any order in both modes; XLA's own on other platforms.
 
-XLA's own convolution is slow on CPU inside a loop: its gradient, for 64 channels to 32 on 50 fields of 50×50, took 13 s
-on 2 cores, and 0.135 s with what is here. Each convolution is one matrix product, for a few examples at a time, so that
+XLA's convolution is slow on CPU inside a loop: its gradient, for 64 channels to 32 on 50 fields of 50×50, took 13 s on
+2 cores, and 0.135 s with the lowering here (`benchmarks/networks.py`). It is registered for the platform "cpu" only; any
+other lowers to `jax.lax.conv_general_dilated`. Each convolution is one matrix product, for a few examples at a time, so that
 what surrounds the product stays in the cache and its memory is used again. With few channels in, the matrix holds
 patches (k² numbers for each in a field, k the kernel's width). With more, the work is split between the sides: the
 matrix holds the k neighbours within a row, the product gives the k parts that a place adds to the rows around it, and
@@ -13,10 +14,11 @@ bilinear, and its two transposes are a convolution and a correlation again:
 - `y = convolve(x, w)`:   `x̄ = convolve(ȳ, w turned)`,   `w̄ = correlate(x, ȳ)`;
 - `w = correlate(x, y)`:  `x̄ = convolve(y, w̄ turned)`,   `ȳ = convolve(x, w̄)`,
 
-where `turned` reverses both axes of the kernel and swaps the channels. So the two are primitives of JAX.
+where `turned` reverses both axes of the kernel and swaps the channels. The two are therefore primitives of JAX.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -136,14 +138,33 @@ def _correlate(x: jax.Array, y: jax.Array, *, kernel: int) -> jax.Array:
     return jnp.moveaxis(total.reshape(kernel, before, kernel, after), 2, 0)
 
 
-def _primitive(name: str, compute: Callable[..., jax.Array], shape: Callable[..., tuple[int, ...]]) -> Primitive:
+def _xla_convolve(x: jax.Array, weights: jax.Array, *, kernel: int) -> jax.Array:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, weights, (1, 1), [(kernel // 2, kernel // 2)] * 2, dimension_numbers=numbers)
+
+
+def _xla_correlate(x: jax.Array, y: jax.Array, *, kernel: int) -> jax.Array:
+    """`_correlate` as a convolution: channels of x are its batch, examples its channels, and y is its kernel."""
+    numbers = ("CHWN", "IHWO", "HWNC")
+    return jax.lax.conv_general_dilated(x, y, (1, 1), [(kernel // 2, kernel // 2)] * 2, dimension_numbers=numbers)
+
+
+def _primitive(
+    name: str,
+    on_cpu: Callable[..., jax.Array],
+    elsewhere: Callable[..., jax.Array],
+    shape: Callable[..., tuple[int, ...]],
+) -> Primitive:
     primitive = Primitive(name)
-    primitive.def_impl(jax.jit(compute, static_argnames="kernel"))
+    primitive.def_impl(jax.jit(lambda a, b, kernel: primitive.bind(a, b, kernel=kernel), static_argnames="kernel"))
     primitive.def_abstract_eval(lambda a, b, **options: ShapedArray(shape(a, b, **options), a.dtype))
-    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
+    mlir.register_lowering(primitive, mlir.lower_fun(elsewhere, multiple_results=False))
+    mlir.register_lowering(primitive, mlir.lower_fun(on_cpu, multiple_results=False), platform="cpu")
 
     def batch(operands: Sequence[Any], axes: Sequence[Any], **options: Any) -> tuple[jax.Array, int]:
-        """One call after the other: each is large enough to keep the processor busy."""
+        """On CPU one call after the other: each is large enough to keep the processor busy."""
+        if jax.default_backend() != "cpu":
+            return jax.vmap(partial(elsewhere, **options), in_axes=tuple(axes))(*operands), 0
         mapped = [jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True) if axis is not None]
 
         def one(parts: list[jax.Array]) -> jax.Array:
@@ -158,9 +179,9 @@ def _primitive(name: str, compute: Callable[..., jax.Array], shape: Callable[...
     return primitive
 
 
-convolve_p = _primitive("ridgewalk_convolve", _convolve, lambda x, w, kernel: (*x.shape[:3], w.shape[3]))
+convolve_p = _primitive("ridgewalk_convolve", _convolve, _xla_convolve, lambda x, w, kernel: (*x.shape[:3], w.shape[3]))
 correlate_p = _primitive(
-    "ridgewalk_correlate", _correlate, lambda x, y, kernel: (kernel, kernel, x.shape[3], y.shape[3])
+    "ridgewalk_correlate", _correlate, _xla_correlate, lambda x, y, kernel: (kernel, kernel, x.shape[3], y.shape[3])
 )
 
 

@@ -1,7 +1,9 @@
-"""Sparse products as machine code: numba compiles them when they are first called, and keeps them on disk.
+"""Sparse products compiled by numba when they are first called, and cached on disk.
+
+`benchmarks/pruning.py` times each kernel against dense products and SciPy's CSR, and is the reason for it.
 
 Every kernel makes outputs `first` to `last` of y = x W. What output i sums is `values[starts[i]:starts[i + 1]]`, of
-inputs that are told by their numbers (`indexed`), or by a bit for every input (`masked`). Outputs are independent of
+inputs given by their indices (`indexed`), or by a bit for every input (`masked`). Outputs are independent of
 each other, so that several cores give the same bits as one.
 """
 
@@ -24,7 +26,7 @@ UNROLLED = 4
 
 
 AHEAD = 512
-"""How many numbers before they are needed they are fetched: processors do not look beyond a page of memory."""
+"""How many numbers before they are needed they are fetched: hardware prefetch stops at page boundaries."""
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,15 +1,19 @@
-"""Products of batches with a sparse matrix on the CPU, and when they beat dense ones.
+"""Products of batches with a sparse matrix on the CPU, and when they are faster than dense ones.
 
-There are two forms. `masked` has a bit for every number, zero or not, and puts the others in their places 16 (float32)
-at a time; it needs AVX-512. `indexed` has two bytes for every number that is not zero, and wins where these are few.
+There are three forms. `csr` is SciPy's compressed sparse rows, and needs nothing else. With the extra `sparse` (numba)
+there are two more. `indexed` has two bytes for the place of every nonzero number, and is fastest where these are few.
+`masked` has a bit for every number and expands 16 (float32) at a time with an AVX-512 instruction; it is used only on
+processors that have it. `benchmarks/pruning.py` times all of them against dense products.
 """
 
 from collections.abc import Callable
 from functools import cache, partial
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from ridgewalk._optional import requires_extra
 from ridgewalk.neural.sparse import thread_pool
@@ -35,7 +39,10 @@ DENSEST = 0.65
 FEWEST_IN_BLOCK = 6
 """From so many examples on, an indexed product of eight together takes less time than one by one."""
 
-Form = Literal["masked", "indexed"]
+CSR = 1.3
+"""Nanoseconds of a nonzero number and example in SciPy's product."""
+
+Form = Literal["masked", "indexed", "csr"]
 
 
 def _blocks(examples: int) -> tuple[int, int]:
@@ -45,16 +52,26 @@ def _blocks(examples: int) -> tuple[int, int]:
 
 
 @cache
+def has_kernels() -> bool:
+    """Whether numba, which compiles the kernels, is installed."""
+    return find_spec("numba") is not None and find_spec("llvmlite") is not None
+
+
+@cache
 def can_expand() -> bool:
-    """Whether the processor has AVX-512, which masked products are made of."""
+    """Whether there are kernels, and the processor has AVX-512, which the masked one uses."""
+    if not has_kernels():
+        return False
     with requires_extra("sparse"):
-        from llvmlite import binding  # noqa: PLC0415 - slow to import, and needed by few
+        from llvmlite import binding  # noqa: PLC0415 - slow to import
 
     return bool(binding.get_host_cpu_features().get("avx512f", False))
 
 
 def best_form(density: float) -> Form:
-    """The form that takes less time for one example."""
+    """The form that takes the least time for one example."""
+    if not has_kernels():
+        return "csr"
     return "masked" if can_expand() and density * EXAMPLE > density * FETCH + MASKED else "indexed"
 
 
@@ -64,15 +81,18 @@ def wins(density: float, examples: int, numbers: int, form: Form | None = None) 
         return False
     together, alone = _blocks(examples)
     each = density * (BLOCK * -(-together // 8) + EXAMPLE * alone)
-    if (form or best_form(density)) == "masked":
+    chosen = form or best_form(density)
+    if chosen == "masked":
         each = density * FETCH + MASKED * examples
+    elif chosen == "csr":
+        each = density * CSR * examples
     return START + each * numbers < (READ + MULTIPLY * examples) * numbers
 
 
 class SparseMatrix(NamedTuple):
     """A matrix W (before, after) by its columns: the numbers of output i are `values[starts[i]:starts[i + 1]]`.
 
-    `places` are their inputs, in two bytes where there are few enough; or, masked, bits, a word for as many inputs as
+    `places` are their inputs, in two bytes where there are few enough (four for `csr`); or, masked, bits, a word for as many inputs as
     512 bits hold numbers, and `values` has a word's numbers more, as a whole word is read at a time.
     """
 
@@ -84,12 +104,15 @@ class SparseMatrix(NamedTuple):
 
     @property
     def density(self) -> float:
-        """The share of numbers that are not zero."""
+        """The fraction of numbers that are not zero."""
         return int(self.starts[-1]) / max(1, self.before * (len(self.starts) - 1))
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """x W of (example, before)."""
         x = np.ascontiguousarray(x, self.values.dtype)
+        if self.form == "csr":
+            shape = (len(self.starts) - 1, self.before)
+            return np.ascontiguousarray((csr_array((self.values, self.places, self.starts), shape=shape) @ x.T).T)
         y = np.empty((len(x), len(self.starts) - 1), self.values.dtype)
         if self.form == "masked":
             self._run("masked_one", _filled(x, 64 // x.itemsize).reshape(-1), y)
@@ -107,7 +130,7 @@ class SparseMatrix(NamedTuple):
         return y
 
     def _run(self, name: str, x: np.ndarray, y: np.ndarray) -> None:
-        """All outputs, on as many cores as it is worth."""
+        """All outputs, on several cores where the product is large enough."""
         kernel, arguments = _kernel(name), (self.starts, self.places, self.values, x, y)
         parts = thread_pool.allowed_cores() if self.before * y.shape[1] >= thread_pool.WORTH_SHARING else 1
         if parts == 1:
@@ -155,8 +178,10 @@ def pattern(mask: np.ndarray, summed: int = 0, dtype: Any = np.float32, form: Fo
         bits = np.packbits(_filled(by_output, lanes), axis=1, bitorder="little")
         places = np.ascontiguousarray(bits).view(f"<u{lanes // 8}").reshape(-1)
     else:
-        kind = np.uint16 if before <= 2**16 else np.uint32
+        kind = np.int32 if form == "csr" else np.uint16 if before <= 2**16 else np.uint32
         places = np.broadcast_to(np.arange(before, dtype=kind), by_output.shape)[by_output]
+    if form == "csr":
+        starts = starts.astype(np.int32 if starts[-1] < 2**31 else np.int64)
     return Pattern(form, starts, places, stored[by_output], before)
 
 

@@ -1,7 +1,7 @@
-"""Work on several cores: as many as are allowed, by threads that sleep while there is nothing to do.
+"""A pool of threads for sparse products (timed in `benchmarks/pruning.py`), which sleep while there is nothing to do.
 
-Threads of numba's own (OpenMP) start sooner, but stay awake for a while after every product, at the cost of the cores
-that XLA computes on between two of them; and they do not bear a fork.
+Threads of numba's own (OpenMP) start sooner, but keep spinning after every product, on the cores that
+XLA computes on between two of them; and they are not fork-safe.
 """
 
 import os
