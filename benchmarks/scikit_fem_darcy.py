@@ -11,8 +11,7 @@ from skfem.helpers import div
 
 from ridgewalk.darcy.boundary import Boundary, OpenSides, SideValues, open_sides, side_values
 from ridgewalk.darcy.grid import Array, Grid
-from ridgewalk.darcy.mass import edge_numbers, permeability_tensor
-from ridgewalk.darcy.solver import Solution
+from ridgewalk.darcy.solver import Solution, edge_numbers, permeability_tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from ridgewalk.darcy import Grid
-from ridgewalk.darcy.fields import draw_permeability, karhunen_loeve
-from ridgewalk.darcy.synthetic import RANGE, SYNTHETIC, channelised
+from ridgewalk.darcy.fields import RANGE, SYNTHETIC, channelised, draw_permeability, karhunen_loeve
 
 
 def full_covariance(grid, correlation, variance):

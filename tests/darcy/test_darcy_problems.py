@@ -5,9 +5,8 @@ import pytest
 from darcy_cases import relative
 
 from ridgewalk.darcy import Boundary, Grid, Pressure, solve
-from ridgewalk.darcy.fields import karhunen_loeve
+from ridgewalk.darcy.fields import SYNTHETIC, channelised, karhunen_loeve
 from ridgewalk.darcy.problems import VaryingPermeability, VaryingSource, default_block, three_spot_source
-from ridgewalk.darcy.synthetic import SYNTHETIC, channelised
 
 GRID = Grid(12, 10)
 SOURCES = VaryingSource(channelised(GRID), SYNTHETIC)

@@ -8,9 +8,9 @@ from darcy_cases import largest_imbalance, problems, random_problem, relative
 from hypothesis import given, settings
 
 from ridgewalk.darcy import Boundary, Flux, Grid, Pressure, factorise, solve
-from ridgewalk.darcy.mass import cell_mass, divergence_matrix, mass_matrix, multiply_mass
+from ridgewalk.darcy.fields import channelised
 from ridgewalk.darcy.problems import three_spot_source
-from ridgewalk.darcy.synthetic import channelised
+from ridgewalk.darcy.solver import cell_mass, divergence_matrix, mass_matrix, multiply_mass
 from scikit_fem_darcy import assemble_and_solve, prepare
 
 ALL_KINDS = list(itertools.product((False, True), repeat=4))

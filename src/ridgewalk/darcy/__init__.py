@@ -7,14 +7,18 @@ figures (`ridgewalk.darcy.plots`) are not imported here: they load zarr and matp
 """
 
 from ridgewalk.darcy.boundary import Boundary, Condition, Flux, Pressure, boundary_from_mapping
-from ridgewalk.darcy.fields import KarhunenLoeve, draw_permeability, karhunen_loeve
+from ridgewalk.darcy.fields import KarhunenLoeve, channelised, draw_permeability, karhunen_loeve
 from ridgewalk.darcy.grid import Grid, cell_velocity, join_flux, split_flux
-from ridgewalk.darcy.multiscale import MultiscaleSolution, energy_error, solve_multiscale
-from ridgewalk.darcy.multiscale_basis import MultiscaleBasis, multiscale_basis
+from ridgewalk.darcy.multiscale import (
+    MultiscaleBasis,
+    MultiscaleSolution,
+    energy_error,
+    multiscale_basis,
+    solve_multiscale,
+)
 from ridgewalk.darcy.problems import VaryingPermeability, VaryingSource
 from ridgewalk.darcy.solver import Factorisation, Solution, factorise, solve
 from ridgewalk.darcy.spe10 import fetch_spe10, read_spe10, sample_layer
-from ridgewalk.darcy.synthetic import channelised
 
 __all__ = [
     "Boundary",

@@ -120,8 +120,11 @@ def multiscale(
     import numpy as np  # noqa: PLC0415
 
     from ridgewalk.darcy.boundary import Boundary  # noqa: PLC0415
-    from ridgewalk.darcy.multiscale_plots import draw_multiscale, error_curve  # noqa: PLC0415
-    from ridgewalk.darcy.plots import save_figure  # noqa: PLC0415
+    from ridgewalk.darcy.plots import (  # noqa: PLC0415
+        draw_multiscale,
+        error_curve,
+        save_figure,
+    )
     from ridgewalk.darcy.problems import default_block, three_spot_source  # noqa: PLC0415
     from ridgewalk.darcy.solver import grid_of  # noqa: PLC0415
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgewalk.darcy.fields import SYNTHETIC, channelised
 from ridgewalk.darcy.grid import Array, Grid
 from ridgewalk.darcy.spe10 import fetch_spe10, read_spe10, sample_layer
-from ridgewalk.darcy.synthetic import SYNTHETIC, channelised
 
 
 class LabelledPermeability(NamedTuple):

@@ -13,8 +13,7 @@ import numpy as np
 from ridgewalk.darcy.boundary import Boundary, Pressure
 from ridgewalk.darcy.fields import Form, KarhunenLoeve, draw_permeability
 from ridgewalk.darcy.grid import Array, Grid
-from ridgewalk.darcy.mass import permeability_tensor
-from ridgewalk.darcy.solver import factorise, solve
+from ridgewalk.darcy.solver import factorise, permeability_tensor, solve
 
 Value = str | int | float | list[float]
 

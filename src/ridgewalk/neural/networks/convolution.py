@@ -1,12 +1,12 @@
 """Convolutions as matrix products on CPU, differentiable to any order in both modes; XLA's own on other platforms.
 
 XLA's convolution is slow on CPU inside a loop: its gradient, for 64 channels to 32 on 50 fields of 50×50, took 13 s on
-2 cores, and 0.135 s with the lowering here (`benchmarks/networks.py`). It is registered for the platform "cpu" only; any
-other lowers to `jax.lax.conv_general_dilated`. Each convolution is one matrix product, for a few examples at a time, so that
-what surrounds the product stays in the cache and its memory is used again. With few channels in, the matrix holds
-patches (k² numbers for each in a field, k the kernel's width). With more, the work is split between the sides: the
-matrix holds the k neighbours within a row, the product gives the k parts that a place adds to the rows around it, and
-these are added up (patches alone: 0.170 s).
+2 cores, and 0.135 s with the lowering here (`benchmarks/networks.py`). It is registered for the platform "cpu" only;
+any other lowers to `jax.lax.conv_general_dilated`. Each convolution is one matrix product, for a few examples at a
+time, so that what surrounds the product stays in the cache and its memory is used again. With few channels in, the
+matrix holds patches (k² numbers for each in a field, k the kernel's width). With more, the work is split between the
+sides: the matrix holds the k neighbours within a row, the product gives the k parts that a place adds to the rows
+around it, and these are added up (patches alone: 0.170 s).
 
 Left to itself, JAX would differentiate the products into sums of padded arrays (0.174 s). But a convolution is
 bilinear, and its two transposes are a convolution and a correlation again:

@@ -92,8 +92,9 @@ def wins(density: float, examples: int, numbers: int, form: Form | None = None) 
 class SparseMatrix(NamedTuple):
     """A matrix W (before, after) by its columns: the numbers of output i are `values[starts[i]:starts[i + 1]]`.
 
-    `places` are their inputs, in two bytes where there are few enough (four for `csr`); or, masked, bits, a word for as many inputs as
-    512 bits hold numbers, and `values` has a word's numbers more, as a whole word is read at a time.
+    `places` are their inputs, in two bytes where there are few enough (four for `csr`); or, masked, bits, a word for
+    as many inputs as 512 bits hold numbers, and `values` has a word's numbers more, as a whole word is read at a
+    time.
     """
 
     form: Form
