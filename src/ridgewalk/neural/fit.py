@@ -259,7 +259,7 @@ def sample_posterior(
         starts, first = _optimised(spec, posterior, target, data, chains, settings)
         step_size = _step_size(spec, sampler, target, data, jax.tree.map(lambda leaf: leaf[0], starts), settings)
         result, second = _sampled(sampler, target, data, starts, step_size, weights, settings)
-        draws = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), result.kept_positions())
+        draws = jax.tree.map(lambda leaf: result.load_leaf(leaf).reshape(-1, *leaf.shape[2:]), result.positions)
         _check_finite((first, second), draws)
     return PosteriorSample(
         draws=draws,

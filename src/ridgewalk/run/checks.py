@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._compilation import jit
 from ridgewalk._types import PyTree
 from ridgewalk.data import Batches, DataPlaceholder, on_host
 from ridgewalk.gradients import GradientEstimator
@@ -73,7 +74,7 @@ def check_position(position: PyTree, name: str = "position") -> PyTree:
     if not sum(np.size(leaf) for _, leaf in leaves):
         shapes = ", ".join(str(np.shape(leaf)) for _, leaf in leaves)
         raise ValueError(f"{name}: its arrays have no elements (shapes {shapes}); pass at least one parameter")
-    return jax.tree.map(jnp.asarray, position)
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.array(leaf), position)
 
 
 def check_precision(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> None:
@@ -150,6 +151,9 @@ def _check_batches(batches: Batches, batch_size: int | None) -> Rows:
     return Rows("stream", batches.size, count)
 
 
+_potential = jit(Posterior.potential)
+
+
 def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dict[str, np.ndarray]) -> float:
     """Functions of the right shape, finite in rows `suspected`, and the potential to start from, which is finite."""
     if isinstance(target, Density):
@@ -168,7 +172,7 @@ def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dic
                 f"example, shape ({count},), without summing or averaging over the batch"
             )
         check_finite(target, position, suspected)
-        value = float(jax.jit(Posterior.potential)(target, position, target.subsample()))
+        value = float(_potential(target, position, target.subsample()))
     if not math.isfinite(value):
         if not isinstance(target, Density) and has_bad_rows(target.subsample()):
             raise ValueError(f"data: some of the first examples looked at hold NaN or infinity; {FIX}")

@@ -1,11 +1,13 @@
 """Chains that one compiled loop runs together on one device."""
 
+import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._compilation import jit
 from ridgewalk._step_count import WORD, keys_at
 from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches
@@ -49,6 +51,9 @@ def _info(sampler: Sampler, estimator: GradientEstimator, states: State) -> Info
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (chains, *x.shape)), info)
 
 
+_take_chain = jit(take_chain)
+
+
 class Stream(NamedTuple):
     """Data that the host reads, and a few examples of them."""
 
@@ -78,7 +83,7 @@ class Group:
         self.sampler, self.estimator, self.keys, self.chunk = sampler, estimator, keys, chunk
         self._era = 0, keys
         self.chains = keys.shape[0]
-        self.dimension = sum(leaf[0].size for leaf in jax.tree.leaves(starts))
+        self.dimension = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(starts))
         states = init_chains(sampler, estimator, starts)
         info = jax.eval_shape(_info, sampler, estimator, states)
         draws = chunk.recording.empty(states.position, info, slots)
@@ -168,7 +173,7 @@ class Group:
 
     def chain_states(self) -> list[State]:
         """The states, a chain at a time."""
-        return [take_chain(self.carry.states, chain) for chain in range(self.chains)]
+        return [_take_chain(self.carry.states, chain) for chain in range(self.chains)]
 
     def close(self) -> None:
         """End what runs beside the loop."""

@@ -58,9 +58,12 @@ ENDED_OUTSIDE = 5
 
 def healthy(potentials: Scalar, dimension: int, temperature: float) -> Health:
     """Chains before their first step, at potentials (chain,)."""
-    limit = potentials + EXPLODING * (jnp.abs(potentials) + (1 + temperature) * dimension + 10)
-    nothing = jnp.zeros(potentials.shape, jnp.int32)
-    return Health(nothing - 1, nothing, potentials, limit, jnp.zeros_like(nothing))
+    here = np.asarray(potentials)  # on the host: operations of JAX outside `jit` would each be compiled
+    offset = here.dtype.type((1 + float(temperature)) * dimension)
+    limit = here + here.dtype.type(EXPLODING) * (np.abs(here) + offset + here.dtype.type(10))
+    nothing = np.zeros(here.shape, np.int32)
+    step, cause, rounds = (jnp.array(x) for x in (nothing - 1, nothing, nothing))
+    return Health(step, cause, potentials, jnp.array(limit.astype(here.dtype)), rounds)
 
 
 def watch(health: Health, info: Info, k: Scalar) -> Health:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ridgewalk._control_flow import when
 from ridgewalk._types import PyTree, Scalar, Unravel
@@ -44,7 +45,7 @@ class Recording:
         """Buffers for the draws of a chunk; `position` and `info` have a leading axis with the chains."""
 
         def zeros(tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), tree)
+            return jax.tree.map(lambda x: jnp.array(np.zeros((slots, *x.shape), x.dtype)), tree)
 
         collected = None
         if self.collect is not None:

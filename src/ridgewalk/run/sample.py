@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
+import numpy as np
 
 from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches, on_host
@@ -104,22 +104,24 @@ def sample(
         )
 
     starts = _starts(checks.check_position(position), chains, start_per_chain)
-    flat = ravel_pytree(jax.tree.map(lambda x: x[0], starts))[0]
-    sampler.resolve(layout_of(jax.tree.map(lambda x: x[0], starts)))
+    # Chains are taken apart on the host: operations of JAX outside `jit` would each be compiled.
+    on_host_starts = jax.tree.map(np.asarray, starts)
+    form = layout_of(jax.tree.map(lambda x: x[0], on_host_starts))
+    sampler.resolve(form)
     inside, stream = _inside(estimator)
     potentials = [
-        checks.check_functions(inside.target, jax.tree.map(lambda x, c=chain: x[c], starts), rows, suspected)
+        checks.check_functions(inside.target, jax.tree.map(lambda x, c=chain: x[c], on_host_starts), rows, suspected)
         for chain in range(chains if start_per_chain else 1)
     ]
-    checks.check_precision(sampler, inside, jax.tree.map(lambda x: x[0], starts))
-    first_potentials = jnp.broadcast_to(jnp.asarray(potentials, flat.dtype), (chains,))
+    checks.check_precision(sampler, inside, jax.tree.map(lambda x: x[0], on_host_starts))
+    first_potentials = jnp.array(np.broadcast_to(np.asarray(potentials, form.dtype), (chains,)))
 
     keep = keep or ("draws" if collect is None or store is not None else "moments")
-    eager = keep == "draws" and store is None and collect is None and flat.shape[0] * chains <= EAGER_NUMBERS
+    eager = keep == "draws" and store is None and collect is None and form.size * chains <= EAGER_NUMBERS
     recording = Recording(keep == "draws", keep == "moments" or store is not None, collect, eager)
-    block = block_length(flat.shape[0], batch_size, chains, steps)
+    block = block_length(form.size, batch_size, chains, steps)
     chunk = Chunk(block, rows if stream is None else Rows("stream"), recording)
-    slots = max(1, min(CHUNK_NUMBERS // (flat.shape[0] * chains), LONGEST_CHUNK // thin, steps // thin))
+    slots = max(1, min(CHUNK_NUMBERS // (form.size * chains), LONGEST_CHUNK // thin, steps // thin))
     keys = jax.random.split(key, chains)
     groups = [
         Group(

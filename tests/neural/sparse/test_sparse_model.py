@@ -138,7 +138,7 @@ def test_sparse_products(shape, dtype, form):
     np.testing.assert_array_equal(turned.product(x), sparse.product(x))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS[1:])
 def test_several_cores_give_the_bits_of_one(form, monkeypatch):
     """Also for several threads at a time, of which one has the other cores."""
     shape = (700, 200)
