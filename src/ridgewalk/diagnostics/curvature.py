@@ -1,6 +1,5 @@
 """The preconditioned curvature G H, the gradient noise relative to it, and the state of the preconditioner."""
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from ridgewalk.diagnostics.gradients import IndependentBatches, whitened_gradien
 from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.dynamics.nose_hoover import NoseHoover
-from ridgewalk.gradients import GradientEstimator, with_prior
+from ridgewalk.gradients import GradientEstimator, estimator_on_device, with_prior
 from ridgewalk.kernel import State, preconditioner_matrix
 from ridgewalk.preconditioners._curvature import largest_eigenvalue, random_direction, whitened_hessian_product
 from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner
@@ -201,8 +200,7 @@ def gradient_noise_fraction(result: Result, *, batches: int = BATCHES, seed: int
         return 0.0
     if not dynamics.temperature > 0:
         return float("inf")
-    estimator: Any = result.estimator
-    estimator = jax.tree.map(jnp.asarray, replace(estimator, target=on_device(target)))
+    estimator = estimator_on_device(result.estimator)
     source = IndependentBatches(target, result.batch_size or 0, seed)
     states = result.alive_states[:MAX_CHAINS]
     variance = np.mean([float(_noise_variance(estimator, state, source.take(batches))) for state in states])
