@@ -37,11 +37,11 @@ def test_noise_is_relative_to_the_friction():
 def test_the_gradient_noise_given_to_sghmc_is_subtracted():
     """It injects αT − β̂ and the gradients εV/2: together αT, as wanted, where β̂ is right."""
     short = {"steps": 20, "burn_in": 0, "thin": 1, "batch_size": 40, "chains": 1, "start": jnp.asarray(REGRESSION.mean)}
-    untold = run(rw.sghmc(friction=0.1), step_size=1e-3, **short)
-    share = rw.gradient_noise_fraction(untold)
-    half, told = run(rw.sghmc(friction=0.1), step_size=5e-4 / share, **short), 0.1 * 0.5
+    without = run(rw.sghmc(friction=0.1), step_size=1e-3, **short)
+    share = rw.gradient_noise_fraction(without)
+    half, given = run(rw.sghmc(friction=0.1), step_size=5e-4 / share, **short), 0.1 * 0.5
     assert rw.gradient_noise_fraction(half) == pytest.approx(0.5, abs=0.1)
-    knowing = run(rw.sghmc(friction=0.1, gradient_noise=told), step_size=5e-4 / share, **short)
+    knowing = run(rw.sghmc(friction=0.1, gradient_noise=given), step_size=5e-4 / share, **short)
     assert rw.gradient_noise_fraction(knowing) == pytest.approx(0.0, abs=0.1)
 
 

@@ -18,7 +18,7 @@ def test_configurational_temperature_follows_linear_theory():
     assert abs(seen.value - exact) < 4 * seen.error
     assert seen.error < 0.05 * exact
     assert str(seen) == f"{seen.value:.3g} ± {seen.error:.2g}"
-    assert abs(exact - 1) > 4 * seen.error, "the test can tell the two apart"
+    assert abs(exact - 1) > 4 * seen.error, "the test distinguishes the two"
 
 
 def test_minibatch_gradients_leave_the_temperature_unbiased():
