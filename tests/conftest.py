@@ -1,4 +1,5 @@
 import gc
+import os
 from pathlib import Path
 
 import jax
@@ -6,13 +7,14 @@ import pytest
 
 MOST_MAPS = 20_000
 
+os.environ["RIDGEWALK_COMPILATION_CACHE"] = "off"  # commands leave the user's cache folder alone
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_collection_modifyitems(items):
     """Those of half a minute first: at the end one core would wait for the other."""
-    long = ("test_readme.py", "test_kill.py", "test_commands.py")
+    long = ("test_readme.py", "test_kill.py", "_cli.py")
     items.sort(key=lambda item: not item.nodeid.split("::")[0].endswith(long))
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from ridgewalk._optional import requires_extra
-from ridgewalk.darcy.commands import app as darcy_app
+from ridgewalk.darcy.cli import app as darcy_app
+from ridgewalk.neural.cli import register
 from ridgewalk.plain_errors import errors_in_plain_words, write_any_text
 from ridgewalk.studies.framework.study import NAMES, Preset, load_study
-from ridgewalk.surrogates.commands import register
 
 with requires_extra("cli"):
     import typer

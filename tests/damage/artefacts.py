@@ -6,7 +6,7 @@ import numpy as np
 
 import ridgewalk as rw
 from ridgewalk._io import unfinished_folders, working_folder
-from ridgewalk.darcy import store as data_sets
+from ridgewalk.darcy import datasets as data_sets
 from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.grid import Grid
 from ridgewalk.darcy.problems import VaryingPermeability

@@ -9,9 +9,9 @@ import pytest
 from tests.neural.fits import NETWORK
 
 import ridgewalk as rw
+from ridgewalk.neural import cli as commands
 from ridgewalk.neural.networks.mlp import mlp
 from ridgewalk.neural.posterior import FIRST_NOISE, NOISE_WIDTH, PosteriorSpec, build, padded, padded_rows
-from ridgewalk.surrogates import commands
 
 SPEC = PosteriorSpec(
     network=NETWORK,

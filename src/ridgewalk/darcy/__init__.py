@@ -2,7 +2,7 @@
 
 `κ⁻¹ u + ∇p = 0`, `div u = f`: the ground truth of the paper's section "Solutions of Elliptic PDE". Start with
 `solve(permeability, source, boundary)`; `factorise` once for many sources. The ordering of the edge fluxes is
-documented in `ridgewalk.darcy.grid`. Data sets (`ridgewalk.darcy.generate`, `ridgewalk.darcy.store`) and
+documented in `ridgewalk.darcy.grid`. Data sets (`ridgewalk.darcy.datasets`, `ridgewalk.darcy.datasets`) and
 figures (`ridgewalk.darcy.plots`) are not imported here: they load zarr and matplotlib.
 """
 

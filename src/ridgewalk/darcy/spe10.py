@@ -3,19 +3,23 @@
 The model has 60×220×85 cells. Its text file `spe_perm.dat` lists k_x, then k_y, then k_z in millidarcy, x
 fastest, then y, then the layer from the top. Arrays here have axes `(x, y, layer)`; `sample_layer` turns a
 layer, numbered from 1 at the top as in the literature, into an array `(ny, nx)` for the solver.
+
+`LabelledPermeability` is a permeability with its origin: a file, SPE10, or the synthetic field.
 """
 
 import hashlib
 import zipfile
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgewalk._io import DamagedFileError, check_regular, file_digest, read_regular, write_atomically
 from ridgewalk._optional import requires_extra
-from ridgewalk.darcy.grid import Array
+from ridgewalk.darcy.fields import SYNTHETIC, channelised
+from ridgewalk.darcy.grid import Array, Grid
 
 SHAPE = (60, 220, 85)
 COMPONENTS = 3
@@ -173,3 +177,40 @@ def sample_layer(k_x: NDArray[np.float32], layer: int = 53, nx: int = 50, ny: in
 def _sampled(count: int, cells: int) -> NDArray[np.int64]:
     """`max(⌈i·cells/count⌉ − 1, 0)` in whole numbers, so that no rounding moves an index."""
     return np.maximum(-(-np.arange(count, dtype=np.int64) * cells // count) - 1, 0)
+
+
+class LabelledPermeability(NamedTuple):
+    """A permeability `(ny, nx)` and what it is, in words for titles and attributes."""
+
+    values: Array
+    label: str
+
+
+def synthetic_permeability(size: int, seed: int = 0) -> LabelledPermeability:
+    """The synthetic field on `size × size` cells."""
+    return LabelledPermeability(channelised(Grid(size, size), seed), SYNTHETIC)
+
+
+def spe10_permeability(path: Path | None, layer: int, size: int) -> LabelledPermeability:
+    """A layer of SPE10 on `size × size` cells, from a file or, with `path=None`, fetched once from SPE."""
+    k_x = fetch_spe10() if path is None else read_spe10(path)
+    return LabelledPermeability(
+        sample_layer(k_x, layer, size, size), f"SPE10 model 2, k_x of layer {layer}, millidarcy / 10"
+    )
+
+
+def permeability_from_file(path: Path, layer: int, size: int) -> LabelledPermeability:
+    """A field from `.npy`, taken as it is, or a layer of SPE10 from its text, archive or `.npz`."""
+    if path.suffix != ".npy":
+        return spe10_permeability(path, layer, size)
+    if not path.exists():
+        raise ValueError(f"permeability = {path}: there is no such file")
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"permeability = {path}: not a readable .npy file of numbers ({error})") from error
+    if values.ndim != 2 or values.dtype.kind not in "fiu":
+        raise ValueError(
+            f"permeability = {path}: has shape {values.shape} and type {values.dtype}; give a field (ny, nx) of numbers"
+        )
+    return LabelledPermeability(values.astype(np.float64), f"permeability of {path.name}")

@@ -466,7 +466,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a folder, atomically: safetensors and JSON."""
-        from ridgewalk.surrogates.saving import save_model  # noqa: PLC0415  (which imports this class)
+        from ridgewalk.neural.io import save_model  # noqa: PLC0415  (which imports this class)
 
         check_is_fitted(self, "report_")
         save_model(self, Path(path), overwrite)
@@ -474,7 +474,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, network: Network | None = None) -> "SurrogateRegressor":
         """Read a saved model; a network without a name must be passed again. Nothing in the folder is executed."""
-        from ridgewalk.surrogates.saving import load_model  # noqa: PLC0415
+        from ridgewalk.neural.io import load_model  # noqa: PLC0415
 
         return load_model(cls, Path(path), network)
 

@@ -16,8 +16,8 @@ import ridgewalk as rw
 from ridgewalk.neural.networks.adapters import EquinoxNetwork, FunctionNetwork
 from ridgewalk.neural.networks.encoder_decoder import permeability_network, source_network
 from ridgewalk.neural.sparse import matmul, thread_pool
+from ridgewalk.neural.sparse.bitmask_arrays import pack
 from ridgewalk.neural.sparse.matmul import SparseMatrix, can_expand, pattern, wins
-from ridgewalk.surrogates.packed import pack
 
 RNG = np.random.default_rng(0)
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import ridgewalk.darcy
 from ridgewalk.cli import app
 from ridgewalk.darcy import Grid, karhunen_loeve
+from ridgewalk.darcy.datasets import load
 from ridgewalk.darcy.plots import draw_sample, sample_panels
-from ridgewalk.darcy.store import load
 
 
 def run(*arguments):
@@ -126,7 +126,7 @@ def test_spe10_from_the_shared_file(spe10_npz, layer_53, tmp_path):
 
 def test_the_solver_loads_neither_plotting_nor_storage():
     code = (
-        "import sys, ridgewalk.darcy, ridgewalk.darcy.problems, ridgewalk.darcy.commands;"
+        "import sys, ridgewalk.darcy, ridgewalk.darcy.problems, ridgewalk.darcy.cli;"
         "print([name for name in ('matplotlib', 'zarr', 'pooch', 'skfem') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

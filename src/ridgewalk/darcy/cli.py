@@ -12,8 +12,8 @@ with requires_extra("cli"):
     import typer
 
 if TYPE_CHECKING:
-    from ridgewalk.darcy.permeability import LabelledPermeability
     from ridgewalk.darcy.problems import Problem
+    from ridgewalk.darcy.spe10 import LabelledPermeability
 
 app = typer.Typer(no_args_is_help=True, help="Darcy flow: data sets and pictures.")
 generate_app = typer.Typer(no_args_is_help=True, help="Generate a data set; interrupted, the same command goes on.")
@@ -155,7 +155,7 @@ def show(
 
 
 def _fixed_permeability(path: Path | None, layer: int, size: int, fetch: bool = False) -> "LabelledPermeability":
-    from ridgewalk.darcy.permeability import (  # noqa: PLC0415
+    from ridgewalk.darcy.spe10 import (  # noqa: PLC0415
         permeability_from_file,
         spe10_permeability,
         synthetic_permeability,
@@ -172,8 +172,7 @@ def _generate(out: Path, problem: "Problem", *, samples: int, seed: int, process
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn  # noqa: PLC0415
 
-    from ridgewalk.darcy.generate import generate  # noqa: PLC0415
-    from ridgewalk.darcy.store import Plan  # noqa: PLC0415
+    from ridgewalk.darcy.datasets import Plan, generate  # noqa: PLC0415
 
     plan = Plan(samples, seed)
     label = problem.description["permeability_label"]
@@ -192,7 +191,7 @@ def _generate(out: Path, problem: "Problem", *, samples: int, seed: int, process
 
 
 def _report_redraws(out: Path) -> None:
-    from ridgewalk.darcy.store import load  # noqa: PLC0415
+    from ridgewalk.darcy.datasets import load  # noqa: PLC0415
 
     redraws = load(out, names=("redraws",)).arrays["redraws"]
     again, samples = int(redraws.sum()), int((redraws > 0).sum())

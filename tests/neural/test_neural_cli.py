@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 import ridgewalk as rw
 from ridgewalk.cli import app
 from ridgewalk.neural import fit as fitting
+from ridgewalk.neural.io import read_examples
 from ridgewalk.plain_errors import errors_in_plain_words
-from ridgewalk.surrogates.files_of_arrays import read_examples
 
 TINY = [
     "--chains",
@@ -225,7 +225,7 @@ def test_no_error_reaches_a_user_raw(folder, monkeypatch, error, code, said):
     def fails(*_):
         raise error
 
-    monkeypatch.setattr("ridgewalk.surrogates.files_of_arrays.read_examples", fails)
+    monkeypatch.setattr("ridgewalk.neural.io.read_examples", fails)
     done = run("fit", "--data", folder / "data.npz", "--out", folder / "gone")
     assert done.exit_code == code
     assert said in done.output

@@ -1,4 +1,4 @@
-"""`ridgewalk fit`, `predict` and `evaluate`: surrogates of the user's own arrays."""
+"""`ridgewalk fit`, `predict` and `evaluate`: Bayesian neural networks on the user's own arrays."""
 
 import io
 import json
@@ -98,15 +98,17 @@ def fit(
     overwrite: Overwrite = False,
 ) -> None:
     """Fit a Bayesian surrogate; interrupted or killed, the same command goes on where it stopped."""
+    from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415
     from ridgewalk._io import others_files, refuse_existing, remove_own, working_folder  # noqa: PLC0415
-    from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
+    from ridgewalk.neural.io import read_examples  # noqa: PLC0415
 
     with errors_in_plain_words():
+        use_persistent_cache()
         refuse_existing(out, overwrite)
         x, y = read_examples(data, [inputs, targets])
         _refuse_hopeless(len(x), batch_size, optimiser_steps)
+        from ridgewalk.neural.io import refuse_to_replace  # noqa: PLC0415
         from ridgewalk.neural.regressor import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
-        from ridgewalk.surrogates.saving import refuse_to_replace  # noqa: PLC0415
 
         refuse_to_replace(out, overwrite)
         growing = working_folder(out)
@@ -171,10 +173,12 @@ def predict(
     overwrite: Overwrite = False,
 ) -> None:
     """Predict with a fitted model: means, standard deviations and intervals."""
+    from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415
     from ridgewalk._io import refuse_existing, write_atomically  # noqa: PLC0415
-    from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
+    from ridgewalk.neural.io import read_examples  # noqa: PLC0415
 
     with errors_in_plain_words():
+        use_persistent_cache()
         if out.suffix != ".npz":
             raise ValueError(f"out = {out}: predictions are written as .npz; give a name that ends so")
         refuse_existing(out, overwrite)
@@ -203,9 +207,11 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
     """Compare a fitted model with targets: errors, scores, coverage and width of intervals."""
-    from ridgewalk.surrogates.files_of_arrays import read_examples  # noqa: PLC0415
+    from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415
+    from ridgewalk.neural.io import read_examples  # noqa: PLC0415
 
     with errors_in_plain_words():
+        use_persistent_cache()
         x, y = read_examples(data, [inputs, targets])
         from ridgewalk.neural.calibration import assessment  # noqa: PLC0415
 

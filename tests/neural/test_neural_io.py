@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from ridgewalk.surrogates.files_of_arrays import read_arrays
+from ridgewalk.neural.io import read_arrays
 
 X = np.arange(12.0).reshape(4, 3)
 
