@@ -141,12 +141,12 @@ def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
 
 def full_unit_noise_gradient_from_host(posterior: Posterior, centre: PyTree) -> PyTree:
     """∇ of −Σ_i log p(d_i | c) over arrays on the host, in blocks of examples (see `Posterior.unit_noise_gradient`)."""
-    seen = on_device(posterior)
+    placeholder = on_device(posterior)
     gradient = jax.tree.map(jnp.zeros_like, centre)
     for start in range(0, posterior.size, EXAMPLES_AT_ONCE):
         rows = np.arange(start, min(start + EXAMPLES_AT_ONCE, posterior.size))
         batch = jax.tree.map(lambda leaf, rows=rows: read_rows(leaf, rows), posterior.data)
-        part = jax.jit(Posterior.unit_noise_gradient)(seen, centre, batch)
+        part = jax.jit(Posterior.unit_noise_gradient)(placeholder, centre, batch)
         gradient = jax.tree.map(jnp.add, gradient, part)
     return gradient
 
@@ -154,8 +154,8 @@ def full_unit_noise_gradient_from_host(posterior: Posterior, centre: PyTree) -> 
 def full_gradient_from_host(posterior: Posterior, position: PyTree) -> PyTree:
     """∇U(θ) over arrays that stay on the host."""
     likelihood = posterior.scale_by_noise(full_unit_noise_gradient_from_host(posterior, position))
-    seen = on_device(posterior)
-    return jax.tree.map(jnp.add, jax.jit(Posterior.prior_gradient)(seen, position), likelihood)
+    placeholder = on_device(posterior)
+    return jax.tree.map(jnp.add, jax.jit(Posterior.prior_gradient)(placeholder, position), likelihood)
 
 
 def svrg(target: Posterior, every: int) -> SVRG:
@@ -187,5 +187,5 @@ def estimator_on_device(estimator: GradientEstimator) -> GradientEstimator:
     """The estimator as compiled code gets it, with device arrays; data on the host become a placeholder."""
     if isinstance(estimator.target, Density):
         return estimator
-    seen: Any = replace(estimator, target=on_device(estimator.target))  # type: ignore[type-var]
-    return jax.tree.map(jnp.asarray, seen)
+    compiled: Any = replace(estimator, target=on_device(estimator.target))  # type: ignore[type-var]
+    return jax.tree.map(jnp.asarray, compiled)

@@ -89,11 +89,11 @@ def bfgs_core(
     along_s, along_y = jax.nn.one_hot(s, size, dtype=gram.dtype), jax.nn.one_hot(y, size, dtype=gram.dtype)
     theta = powell_damping(scale * gram[s, s], gram[s, y], damping)
     ybar = theta * along_y + (1 - theta) * scale * along_s
-    seen = gram @ ybar
-    rho = inverse(seen[s])
-    image = ybar / scale + core @ seen
+    gram_ybar = gram @ ybar
+    rho = inverse(gram_ybar[s])
+    image = ybar / scale + core @ gram_ybar
     cross = rho * along_s[:, None] * image[None, :]
-    return core - cross - cross.T + rho * (1 + rho * (seen @ image)) * along_s[:, None] * along_s[None, :]
+    return core - cross - cross.T + rho * (1 + rho * (gram_ybar @ image)) * along_s[:, None] * along_s[None, :]
 
 
 def _spectrum(gram: jax.Array, core: jax.Array, quick: bool = False) -> tuple[jax.Array, jax.Array]:
@@ -112,9 +112,9 @@ def _spectrum(gram: jax.Array, core: jax.Array, quick: bool = False) -> tuple[ja
         values, axes = eigh(cosines)
         half = axes * jnp.sqrt(jnp.maximum(values, 0))[None, :]
     half = lengths[:, None] * half
-    seen = core @ half
-    x, turn = eigh(half.T @ seen)
-    return x, seen @ turn
+    image = core @ half
+    x, axes = eigh(half.T @ image)
+    return x, image @ axes
 
 
 def mixed_root(gram: jax.Array, core: jax.Array, weight: Scalar | float, most: float, quick: bool = False) -> jax.Array:
@@ -124,21 +124,21 @@ def mixed_root(gram: jax.Array, core: jax.Array, weight: Scalar | float, most: f
     f₁(x) = (f(x) − f(0)) / x, applied twice: X = f₁(0) Q + Q F f₂(x) Fᵀ Q, where
     f₂(x) = (f₁(x) − f₁(0)) / x, which is −ω² / (2 (1 + f)²) where nothing is clipped.
     """
-    x, seen = _spectrum(gram, core, quick)
+    x, image = _spectrum(gram, core, quick)
     f = jnp.sqrt(jnp.maximum(1 + weight * jnp.minimum(x, most - 1), jnp.finfo(gram.dtype).eps))
     free = -(weight**2) / (2 * (1 + f) ** 2)
     large = jnp.where(x > most - 1, x, 1)
     clipped = ((f - 1) / large - weight / 2) / large
     second = jnp.where(x > most - 1, clipped, free)
-    return weight / 2 * core + (seen * second[None, :]) @ seen.T
+    return weight / 2 * core + (image * second[None, :]) @ image.T
 
 
 def clipped_core(gram: jax.Array, core: jax.Array, most: float) -> jax.Array:
     """Q of I + Pᵀ Q P with its eigenvalues clipped at `most`: as `mixed_root` with f(x) = 1 + min(x, most − 1)."""
-    x, seen = _spectrum(gram, core)
+    x, image = _spectrum(gram, core)
     large = jnp.where(x > most - 1, x, 1)
     second = jnp.where(x > most - 1, ((most - 1) / large - 1) / large, 0)
-    return core + (seen * second[None, :]) @ seen.T
+    return core + (image * second[None, :]) @ image.T
 
 
 def _decouple(matrix: jax.Array, mask: Vector) -> jax.Array:
