@@ -34,7 +34,7 @@ ENVIRONMENT = {
 """Environment of a worker: one thread for BLAS, Numba and XLA, and a heap that keeps its memory.
 
 By default glibc returns large buffers to the system at every step and maps them again: a chain of the Darcy studies
-spends 10 to 25 % of its CPU time on page faults. Other C libraries ignore the last three variables.
+spends 10 to 20 % of its CPU time on page faults. Other C libraries ignore the last three variables.
 """
 SINGLE_THREAD_XLA = "--xla_cpu_multi_thread_eigen=false"
 CONFIGURATION = ("jax_enable_x64", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
