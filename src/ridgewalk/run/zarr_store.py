@@ -68,11 +68,8 @@ def file_names(names: list[str]) -> list[str]:
         if kept.startswith((".", "__", " ")) or kept.casefold() == _zarr.METADATA or not kept:
             kept = _escaped(kept[:1]) + kept[1:]
         if len(kept.encode()) > 120:
-            kept = (
-                kept.encode()[:100].decode(errors="ignore")
-                + "~"
-                + sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
-            )
+            short = sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+            kept = f"{kept.encode()[:100].decode(errors='ignore')}~{short}"
         unique, count = kept, 1
         while (folded := unicodedata.normalize("NFC", unique).casefold()) in seen:
             count += 1
