@@ -67,7 +67,7 @@ SLOW = {
     "docs/models.md",
     "docs/resuming.md",
     "docs/sparse.md",
-    "docs/surrogates.md",
+    "docs/neural.md",
 }
 """Pages whose blocks compile for longer than the default suite can spare; README runs the like of them."""
 
