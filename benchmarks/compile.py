@@ -19,6 +19,8 @@ ROWS = (100, 130, 100)
 
 CHILD = """
 import json, sys, time
+
+sys.modules["arviz_plots"] = None  # ArviZ 0.x, of old trees, imports it whatever its version
 import jax
 import numpy as np
 import ridgewalk as rw

@@ -72,9 +72,9 @@ def test_panels_show_the_samples_own_arrays(source_file):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--samples", 0), "samples = 0"),
-        (("--block", 9), "block = 9"),
-        (("--spread", -1), "spread = -1"),
+        (("--samples", 0), "--samples 0"),
+        (("--block", 9), "--block 9"),
+        (("--spread", -1), "--spread -1"),
         (("--permeability", "absent.npy"), "there is no such file"),
         (("--permeability", "absent.dat"), "there is no such file"),
         (("--permeability", "x.npy", "--fetch"), "give one of the two"),
