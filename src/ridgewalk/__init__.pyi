@@ -89,5 +89,6 @@ from ridgewalk.schedules import PowerDecay as PowerDecay
 from ridgewalk.schedules import adaptation_weight as adaptation_weight
 from ridgewalk.target import Density as Density
 from ridgewalk.target import Posterior as Posterior
+from ridgewalk.tuning.mode import find_mode as find_mode
 from ridgewalk.tuning.step_size import StepSize as StepSize
 from ridgewalk.tuning.step_size import find_step_size as find_step_size

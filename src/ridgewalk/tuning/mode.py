@@ -1,8 +1,9 @@
 """`find_mode`: a local minimum of the potential, for `control_variates` and as the start of a chain.
 
 Adam runs in a compiled loop, in blocks. A block that reduces the potential by more than its standard error raises the
-learning rate, any other one lowers it, and the search ends when the rate has fallen far below its largest value. With
-full-data gradients L-BFGS then refines the result.
+learning rate, any other one lowers it, and the search ends when the rate has fallen far below its largest value. The
+result is then refined: with full-data gradients by L-BFGS; after minibatches, for up to 500 parameters, by Newton steps
+with the Hessian of a subsample and a few passes over all data.
 """
 
 import math
@@ -17,7 +18,7 @@ import optax
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk._validation import check_positive, check_whole
 from ridgewalk.data import SUBSAMPLE_SIZE, Batches, on_host, read_rows
-from ridgewalk.gradients import GradientEstimator, as_estimator
+from ridgewalk.gradients import GradientEstimator, as_estimator, full_gradient_from_host
 from ridgewalk.ravel import layout_of, leaf_names
 from ridgewalk.target import Posterior, Target, on_device
 
@@ -25,12 +26,18 @@ BLOCK = 100
 """Steps of Adam between two decisions about the learning rate."""
 RISE, FALL = 1.5, 0.5
 """Factors of the learning rate after a block with and without progress."""
+LEAST_GAIN = 1e-2
+"""A smaller decrease of the potential in a block is no progress."""
 LAST_RATE = 2.0**-8
 """The search ends when the learning rate is below this fraction of its largest value."""
 POLISH_STEPS = 500
 """L-BFGS iterations at most."""
+NEWTON_STEPS = 20
+"""Newton steps at most; each is a pass over the data."""
+NEWTON_TOLERANCE = 1e-4
+"""The Newton decrement gᵀ H⁻¹ g at which the refinement ends: 0.01 posterior standard deviations."""
 LARGEST_HESSIAN = 500
-"""The offset of the posterior mean is estimated up to so many parameters."""
+"""Hessians are computed for at most so many parameters."""
 LARGE_OFFSET = 1.0
 """Posterior standard deviations between mode and mean from which a warning is given."""
 
@@ -88,6 +95,8 @@ def find_mode(
     flat, converged = _descend(inside, position, flat, batches, learning_rate, max_steps)
     if batches.exact:
         flat = _polish(inside, position, flat, batches.whole_batch())
+    elif isinstance(density, Posterior) and batches.stream is None and flat.size <= LARGEST_HESSIAN:
+        flat = _refine(density, position, flat)
     if not converged:
         warnings.warn(
             f"find_mode: the potential still decreased after max_steps = {max_steps:,} steps; raise max_steps, or "
@@ -155,23 +164,19 @@ def _descend(
     target: Target, like: PyTree, flat: Vector, batches: _Minibatches, rate: float, max_steps: int
 ) -> tuple[Vector, bool]:
     """Adam with a learning rate that follows the progress; whether the rate has decayed."""
-    search = _Search(flat, _adam().init(flat), flat)
+    search, best = _Search(flat, _adam().init(flat), flat), flat
     whole = batches.whole_batch() if batches.exact else None
-    largest, before, error_before = rate, math.inf, 0.0
-    best = flat
+    largest, block = rate, batches.next_block()
     for _ in range(-(-max_steps // BLOCK)):
-        new, values = _run_block(target, like, search, jnp.asarray(rate, flat.dtype), batches.next_block(), whole)
-        values = np.asarray(values, float)
-        late = values[BLOCK // 2 :]
-        mean = float(np.mean(late))
-        error = 0.0 if batches.exact else float(np.std(late) / math.sqrt(len(late)))
-        if not math.isfinite(mean):  # overshot: restart from the best block with a shorter step
+        search = _run_block(target, like, search, jnp.asarray(rate, flat.dtype), block, whole)
+        block = batches.next_block()
+        gains = np.asarray(_gains(target, like, best, search.mean, block, whole), float)
+        gain, error = float(np.mean(gains)), float(np.std(gains) / math.sqrt(len(gains)))
+        if not math.isfinite(gain):  # overshot
             search, rate = _Search(best, _adam().init(best), best), rate * FALL**3
         else:
-            progress = before - mean > 2 * math.hypot(error, error_before) + 1e-6 * abs(mean) + 1e-3
-            search, best = new, new.mean
-            rate *= RISE if progress else FALL
-            before, error_before = mean, error
+            best = search.mean if gain > 0 else best
+            rate *= RISE if gain > 2 * error + LEAST_GAIN else FALL
         largest = max(largest, rate)
         if rate < LAST_RATE * largest:
             return best, True
@@ -187,24 +192,30 @@ def _potential(target: Target, like: PyTree, flat: Vector, batch: PyTree) -> Sca
 
 
 @jax.jit
-def _run_block(
-    target: Target, like: PyTree, search: _Search, rate: Scalar, batches: PyTree, whole: PyTree
-) -> tuple[_Search, jax.Array]:
-    """`BLOCK` steps of Adam, the potentials along them and the average of the second half."""
+def _run_block(target: Target, like: PyTree, search: _Search, rate: Scalar, batches: PyTree, whole: PyTree) -> _Search:
+    """`BLOCK` steps of Adam, and the average position of the second half."""
 
-    def step(carry: tuple[Vector, Any, Vector], inputs: tuple[Scalar, PyTree]) -> tuple[Any, Scalar]:
+    def step(carry: tuple[Vector, Any, Vector], inputs: tuple[Scalar, PyTree]) -> tuple[Any, None]:
         flat, state, total = carry
         number, batch = inputs
-        value, gradient = jax.value_and_grad(lambda x: _potential(target, like, x, batch if whole is None else whole))(
-            flat
-        )
+        gradient = jax.grad(lambda x: _potential(target, like, x, batch if whole is None else whole))(flat)
         update, state = _adam().update(gradient, state)
         flat = flat - rate * update
-        return (flat, state, total + jnp.where(number >= BLOCK // 2, flat, 0)), value
+        return (flat, state, total + jnp.where(number >= BLOCK // 2, flat, 0)), None
 
     start = (search.position, search.optimizer, jnp.zeros_like(search.position))
-    (flat, state, total), values = jax.lax.scan(step, start, (jnp.arange(BLOCK), batches))
-    return _Search(flat, state, total / (BLOCK - BLOCK // 2)), values
+    flat, state, total = jax.lax.scan(step, start, (jnp.arange(BLOCK), batches))[0]
+    return _Search(flat, state, total / (BLOCK - BLOCK // 2))
+
+
+@jax.jit
+def _gains(target: Target, like: PyTree, before: Vector, after: Vector, batches: PyTree, whole: PyTree) -> jax.Array:
+    """Ũ(before) − Ũ(after) on each of a block's batches: pairs, whose difference has little noise."""
+
+    def gain(batch: PyTree) -> Scalar:
+        return _potential(target, like, before, batch) - _potential(target, like, after, batch)
+
+    return gain(whole)[None] if batches is None else jax.lax.map(gain, batches)
 
 
 @jax.jit
@@ -239,6 +250,41 @@ def _polish(target: Target, like: PyTree, flat: Vector, whole: PyTree) -> Vector
     return jax.lax.while_loop(unfinished, step, (flat, solver.init(flat), potential(flat), zero, zero))[0]
 
 
+def _refine(posterior: Posterior, like: PyTree, flat: Vector) -> Vector:
+    """Newton steps with full gradients and the Hessian of a subsample, halved where they overshoot."""
+    layout, inside = layout_of(like), on_device(posterior)
+    full = full_gradient_from_host if on_host(posterior.data) else jax.jit(Posterior.full_gradient)
+    best, lowest, step = flat, math.inf, jnp.zeros_like(flat)
+    for _ in range(NEWTON_STEPS):
+        direction, decrement = _newton(inside, like, flat, layout.ravel(full(posterior, layout.unravel(flat))))
+        if float(decrement) < lowest:
+            best, lowest, step = flat, float(decrement), -direction
+        else:
+            step = step / 2
+        if lowest < NEWTON_TOLERANCE:
+            break
+        flat = best + step
+    return best
+
+
+@jax.jit
+def _newton(target: Target, like: PyTree, flat: Vector, gradient: Vector) -> tuple[Vector, Scalar]:
+    """H⁻¹ g and gᵀ H⁻¹ g, with the absolute eigenvalues of the subsample's Hessian."""
+    values, vectors, scale = _spectrum(target, like, flat)
+    size = jnp.abs(values)
+    inverse = 1 / jnp.maximum(size, jnp.finfo(flat.dtype).eps * jnp.max(size))
+    direction = scale * (vectors @ (inverse * ((scale * gradient) @ vectors)))
+    return direction, gradient @ direction
+
+
+def _spectrum(target: Target, like: PyTree, flat: Vector) -> tuple[Vector, jax.Array, Vector]:
+    """Eigenvalues and eigenvectors of D H D, with the Hessian H of the subsample, and D = |diag(H)|^(−1/2)."""
+    hessian = jax.hessian(lambda x: _potential(target, like, x, target.subsample()))(flat)
+    scale = jax.lax.rsqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(flat.dtype).tiny))
+    values, vectors = jnp.linalg.eigh(scale[:, None] * hessian * scale[None, :])
+    return values, vectors, scale
+
+
 class _Offset(NamedTuple):
     smallest: Scalar
     """The smallest eigenvalue of the Hessian relative to the largest."""
@@ -254,9 +300,7 @@ def _mean_offset(target: Target, like: PyTree, flat: Vector) -> _Offset:
     def potential(x: Vector) -> Scalar:
         return _potential(target, like, x, subsample)
 
-    hessian = jax.hessian(potential)(flat)
-    scale = jax.lax.rsqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(flat.dtype).tiny))
-    values, vectors = jnp.linalg.eigh(scale[:, None] * hessian * scale[None, :])
+    values, vectors, scale = _spectrum(target, like, flat)
     positive = jnp.where(values > 0, values, jnp.inf)
     root = scale[:, None] * vectors * jax.lax.rsqrt(positive)[None, :]  # C = root rootᵀ
 
