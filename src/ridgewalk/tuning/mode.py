@@ -30,8 +30,10 @@ LEAST_GAIN = 1e-2
 """A smaller decrease of the potential in a block is no progress."""
 LAST_RATE = 2.0**-8
 """The search ends when the learning rate is below this fraction of its largest value."""
-POLISH_STEPS = 500
+POLISH_STEPS = 2_000
 """L-BFGS iterations at most."""
+STALLED = 5
+"""L-BFGS ends after so many iterations without a lower potential."""
 NEWTON_STEPS = 20
 """Newton steps at most; each is a pass over the data."""
 NEWTON_TOLERANCE = 1e-4
@@ -57,6 +59,7 @@ def find_mode(
     batch_size: int | None = None,
     learning_rate: float = 0.05,
     max_steps: int = 50_000,
+    check_mean: bool = True,
 ) -> PyTree:
     """Minimise the potential from `position` and return the minimiser, with the same structure.
 
@@ -79,6 +82,9 @@ def find_mode(
         The first learning rate of Adam; it is adapted.
     max_steps
         Gradients at most, without those of the refinement.
+    check_mean
+        Whether to look at the Hessian, for up to 500 parameters, and warn as described. Means of a network's weights
+        have no meaning, so pass False for networks.
     """
     density = as_estimator(target).target
     check_positive("learning_rate", learning_rate, "the default is 0.05")
@@ -104,7 +110,7 @@ def find_mode(
             UserWarning,
             stacklevel=2,
         )
-    elif flat.size <= LARGEST_HESSIAN:
+    elif check_mean and flat.size <= LARGEST_HESSIAN:
         _warn_if_far_from_mean(inside, position, flat)
     return layout_of(position).unravel(flat)
 
@@ -218,6 +224,16 @@ def _gains(target: Target, like: PyTree, before: Vector, after: Vector, batches:
     return gain(whole)[None] if batches is None else jax.lax.map(gain, batches)
 
 
+class _Polish(NamedTuple):
+    position: Vector
+    solver: Any
+    best: Vector
+    lowest: Scalar
+    stalled: Scalar
+    """Iterations since the lowest potential."""
+    count: Scalar
+
+
 @jax.jit
 def _polish(target: Target, like: PyTree, flat: Vector, whole: PyTree) -> Vector:
     """L-BFGS with line search until the potential no longer decreases."""
@@ -228,26 +244,27 @@ def _polish(target: Target, like: PyTree, flat: Vector, whole: PyTree) -> Vector
 
     value_and_grad = optax.value_and_grad_from_state(potential)
 
-    def step(carry: tuple[Vector, Any, Scalar, Scalar, Scalar]) -> tuple[Vector, Any, Scalar, Scalar, Scalar]:
-        x, state, _, stalled, count = carry
-        value, gradient = value_and_grad(x, state=state)
-        update, state = solver.update(gradient, state, x, value=value, grad=gradient, value_fn=potential)
-        moved = optax.apply_updates(x, update)
-        after = potential(moved)
-        better = after < value
-        return (
-            jnp.where(better, moved, x),
-            state,
-            jnp.minimum(after, value),
-            jnp.where(better, 0, stalled + 1),
-            count + 1,
+    def step(carry: _Polish) -> _Polish:
+        value, gradient = value_and_grad(carry.position, state=carry.solver)
+        better = value < carry.lowest
+        update, state = solver.update(
+            gradient, carry.solver, carry.position, value=value, grad=gradient, value_fn=potential
+        )
+        return _Polish(
+            position=optax.apply_updates(carry.position, update),
+            solver=state,
+            best=jnp.where(better, carry.position, carry.best),
+            lowest=jnp.where(better, value, carry.lowest),
+            stalled=jnp.where(better, 0, carry.stalled + 1),
+            count=carry.count + 1,
         )
 
-    def unfinished(carry: tuple[Vector, Any, Scalar, Scalar, Scalar]) -> Scalar:
-        return (carry[3] < 3) & (carry[4] < POLISH_STEPS)
+    def unfinished(carry: _Polish) -> Scalar:
+        return (carry.stalled < STALLED) & (carry.count < POLISH_STEPS)
 
     zero = jnp.zeros((), jnp.int32)
-    return jax.lax.while_loop(unfinished, step, (flat, solver.init(flat), potential(flat), zero, zero))[0]
+    start = _Polish(flat, solver.init(flat), flat, jnp.full((), jnp.inf, flat.dtype), zero, zero)
+    return jax.lax.while_loop(unfinished, step, start).best
 
 
 def _refine(posterior: Posterior, like: PyTree, flat: Vector) -> Vector:
