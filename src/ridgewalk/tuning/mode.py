@@ -231,7 +231,7 @@ class _Polish(NamedTuple):
     lowest: Scalar
     stalled: Scalar
     """Iterations since the lowest potential."""
-    count: Scalar
+    iterations: Scalar
 
 
 @jax.jit
@@ -256,11 +256,11 @@ def _polish(target: Target, like: PyTree, flat: Vector, whole: PyTree) -> Vector
             best=jnp.where(better, carry.position, carry.best),
             lowest=jnp.where(better, value, carry.lowest),
             stalled=jnp.where(better, 0, carry.stalled + 1),
-            count=carry.count + 1,
+            iterations=carry.iterations + 1,
         )
 
     def unfinished(carry: _Polish) -> Scalar:
-        return (carry.stalled < STALLED) & (carry.count < POLISH_STEPS)
+        return (carry.stalled < STALLED) & (carry.iterations < POLISH_STEPS)
 
     zero = jnp.zeros((), jnp.int32)
     start = _Polish(flat, solver.init(flat), flat, jnp.full((), jnp.inf, flat.dtype), zero, zero)
