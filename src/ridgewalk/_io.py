@@ -244,14 +244,23 @@ def read_tensors(path: Path, *, kind: str, newest: int, limit: int | None = None
     return TensorFile(tensors, _parsed(path, about, "its description is damaged"), int(version), metadata["sha256"])
 
 
-def is_tensor_file(path: Path, kind: str) -> bool:
-    """Whether a regular file's header says that `write_tensors` wrote it as a file of this kind."""
+def peek_description(path: Path, *, kind: str) -> dict[str, Any] | None:
+    """The description in the header of a file that `write_tensors` wrote, without its arrays and not verified.
+
+    None where the file is not of this kind or cannot be read; empty where the description is damaged.
+    """
     try:
         with _opened(path, None, follow=False) as (file, size):
             metadata = _header(path, file, size)[1].get("__metadata__")
     except (OSError, ValueError):
-        return False
-    return isinstance(metadata, dict) and metadata.get("format") == kind
+        return None
+    if not isinstance(metadata, dict) or metadata.get("format") != kind:
+        return None
+    try:
+        about = _parsed(path, metadata.get("about", ""), "its description is damaged")
+    except (DamagedFileError, TypeError):
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def read_plain_tensors(path: Path) -> tuple[dict[str, np.ndarray], str]:

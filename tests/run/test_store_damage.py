@@ -34,12 +34,12 @@ def chunk_files(store):
 def begun(folder, **options):
     """A run that stopped after 44 of 60 steps: five full chunks and one with four draws."""
     whole = run(chains=2, **options)
-    run(chains=2, steps=44, checkpoint=folder, store=folder / "draws.zarr", every=11, **options)
+    run(chains=2, steps=44, store=folder / "draws.zarr", checkpoint=folder, every=11, **options)
     return whole, folder / "draws.zarr"
 
 
 def resumed(folder, **options):
-    return run(chains=2, checkpoint=folder, store=folder / "draws.zarr", every=11, resume=True, **options)
+    return run(chains=2, store=folder / "draws.zarr", checkpoint=folder, every=11, resume=True, **options)
 
 
 def test_a_flipped_byte_in_any_chunk_is_refused(tmp_path, small_chunks):
@@ -145,10 +145,10 @@ def test_damage_is_refused_with_the_file(tmp_path, small_chunks, damage, named):
 
 
 def test_an_older_copy_of_the_store_is_refused(tmp_path, small_chunks):
-    options = {"chains": 2, "checkpoint": tmp_path, "store": tmp_path / "draws.zarr", "every": 11}
-    run(steps=33, **options)
+    options = {"chains": 2, "store": tmp_path / "draws.zarr", "checkpoint": tmp_path, "every": 11}
+    run(**options, steps=33)
     shutil.copytree(tmp_path / "draws.zarr", tmp_path / "old")
-    run(steps=44, resume=True, **options)
+    run(**options, steps=44, resume=True)
     shutil.rmtree(tmp_path / "draws.zarr")
     shutil.copytree(tmp_path / "old", tmp_path / "draws.zarr")
     with pytest.raises(rw.CheckpointError, match=r"store: .*draws.zarr/.*/c/"):
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_counts_no_chunks_is_refused(tmp_path):
     for path in checkpoint.files(tmp_path):
         found = checkpoint.read(path)
         checkpoint.write(tmp_path, checkpoint.Checkpoint(found.step, found.arrays, found.settings))
-    with pytest.raises(rw.CheckpointError, match=r"does not say how .* pass the same store"):
+    with pytest.raises(rw.CheckpointError, match=r"does not say where .* finish it with the version that began"):
         resumed(tmp_path)
 
 
@@ -307,7 +307,8 @@ def test_many_chains_share_chunks(tmp_path):
     """A store has as many files for 3,000 chains as for one."""
     started = time.monotonic()
     start = jnp.zeros((3000, 3))
-    result = run(start=start, start_per_chain=True, chains=3000, steps=3, checkpoint=tmp_path, every=1)
+    options = {"start": start, "start_per_chain": True, "chains": 3000, "steps": 3}
+    result = run(**options, store=tmp_path / "s", checkpoint=tmp_path / "c", every=1)
     assert time.monotonic() - started < 60
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) < 100
     assert result.positions.shape == (3000, 3, 3)

@@ -17,12 +17,15 @@ from ridgewalk._types import PyTree
 from ridgewalk.run import checkpoint
 from ridgewalk.run.background import WriterThread
 from ridgewalk.run.checkpoint import Checkpoint, CheckpointError
-from ridgewalk.run.chunk_store import ChunkFileStore
 from ridgewalk.run.fingerprint import ENVIRONMENT, describe, differences, environment, warn_of_environment
 from ridgewalk.run.plan import Plan
+from ridgewalk.run.segments import SegmentStore
 from ridgewalk.run.stores import DrawStore, MemoryStore
 
 T = TypeVar("T")
+
+FORMER_DRAWS = "draws.zarr"
+"""Where a run with checkpoints and without `store` kept its draws before version 3 of the checkpoint format."""
 
 
 class RunWriter:
@@ -103,19 +106,42 @@ class RunWriter:
         return {**self._settings, "step_sizes": describe(self.plan.step_sizes.described(step))}
 
     def _store(self, like: dict[str, PyTree], resume: bool) -> DrawStore:
-        """A new store, or that of an earlier process with the draws that the checkpoint counts, which are verified."""
+        """Where the draws are kept; those that the checkpoint counts are verified."""
+        manifest = self._manifest()
         if self.store_path is not None:
-            return self._zarr_store(self.store_path, like, resume)
+            return self._zarr_store(self.store_path, like, resume, manifest)
         if self.folder is None:
             return MemoryStore(like, self.plan.chains, self.plan.draws)
-        store = ChunkFileStore(self.folder, like, self.plan.chains, self.plan.draws)
-        manifest = self._manifest("files", "the draws were")
+        store = SegmentStore(self.folder, like, self.plan.chains, self.plan.draws)
         if manifest is not None:
             store.restart(self.plan.draws_by(self.start), manifest)
         return store
 
-    def _zarr_store(self, path: Path, like: dict[str, PyTree], resume: bool) -> DrawStore:
-        from ridgewalk.run.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is optional)
+    def _manifest(self) -> dict[str, Any] | None:
+        """What the checkpoint says about the draws before it, if they are where this call keeps draws."""
+        if self.found is None:
+            return None
+        where, manifest = f"checkpoint: step {self.found.step} in {self.folder}", self.found.store
+        finish = "finish it with the version that began it, or choose another checkpoint folder"
+        if manifest is None:
+            raise CheckpointError(f"{where} does not say where its draws are, as a run of ridgewalk 0.1; {finish}")
+        if "segments" not in manifest and self.store_path is None:
+            raise CheckpointError(
+                f"{where} has its draws in a zarr store; pass the store= that the run was begun with. A run begun "
+                f"without one, whose draws are in {FORMER_DRAWS}, has a former format: {finish}"
+            )
+        if "segments" in manifest and self.store_path is not None:
+            raise CheckpointError(
+                f"store: the run in {self.folder} was begun without store=, and its draws are in that folder; leave "
+                "store= out, or choose another checkpoint folder"
+            )
+        return manifest
+
+    def _zarr_store(
+        self, path: Path, like: dict[str, PyTree], resume: bool, manifest: dict[str, Any] | None
+    ) -> DrawStore:
+        """Open the store of an earlier process, or create one."""
+        from ridgewalk.run.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is slow to import)
 
         if not os.path.lexists(path):
             if self.found is not None:
@@ -123,19 +149,12 @@ class RunWriter:
             return ZarrStore.create(path, like, self.plan.chains, self.plan.draws, self.described(0))
         self._check_store(path, resume)
         store = ZarrStore(path, like, self.plan.chains, self.plan.draws)
-        store.restart(self.plan.draws_by(self.start), self._manifest("columns", f"{path} was"))
+        try:
+            store.restart(self.plan.draws_by(self.start), manifest)
+        except BaseException:
+            store.close()
+            raise
         return store
-
-    def _manifest(self, key: str, what: str) -> dict[str, Any] | None:
-        """What the checkpoint says about its store, which must be of the same kind as the one asked for."""
-        if self.found is None:
-            return None
-        if self.found.store is None or key not in self.found.store:
-            raise CheckpointError(
-                f"checkpoint: step {self.found.step} in {self.folder} does not say how {what} stored; pass the same "
-                "store as before, or choose another checkpoint folder"
-            )
-        return self.found.store
 
     def _check_store(self, path: Path, resume: bool) -> None:
         from ridgewalk.run.zarr_store import settings_of  # noqa: PLC0415
@@ -191,19 +210,21 @@ class RunWriter:
     def _write_checkpoint(self, folder: Path, state: Checkpoint) -> None:
         self._call(self.draws.flush)
         checkpoint.write(folder, dataclasses.replace(state, store=self.draws.manifest()))
+        self._call(self.draws.remove_unused)
 
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call a method of the store; its errors say what to do."""
+        name = "checkpoint" if self.store_path is None else "store"
         again = "" if self.folder is None else ", then make the same call with resume=True"
         try:
             return call(*arguments)
         except DamagedFileError as error:
-            raise CheckpointError(f"store: {error}") from error
+            raise CheckpointError(f"{name}: {error}") from error
         except OSError as error:
             place = self.store_path or self.folder
             raise OSError(
                 error.errno,
-                f"store: draws could not be written to {place} ({error.strerror}); free space or make it writable"
+                f"{name}: draws could not be written to {place} ({error.strerror}); free space or make it writable"
                 f"{again}",
             ) from error
 

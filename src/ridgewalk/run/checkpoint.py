@@ -5,6 +5,7 @@ The header holds the settings of the run, what its store of draws held at that s
 
 import re
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ridgewalk._io import DamagedFileError, NewerFormatError, is_tensor_file, read_tensors, write_tensors
+from ridgewalk._io import DamagedFileError, NewerFormatError, peek_description, read_tensors, write_tensors
 
 FORMAT = "ridgewalk-checkpoint"
-FORMAT_VERSION = 2
-"""2 added what the store of draws held. 1 is read too: checkpoints of optimisers have no store."""
+FORMAT_VERSION = 3
+"""2 added what the store of draws held, 3 segments of draws. 1 is read too: checkpoints of optimisers have no store."""
 
 KEPT = 2
 """How many checkpoints stay: the newest, and one more in case the newest cannot be read."""
@@ -43,9 +44,27 @@ class Checkpoint:
     """What the store of draws held (`DrawStore.manifest`)."""
 
 
-def _storable(array: np.ndarray) -> np.ndarray:
-    """bfloat16 is stored as its raw uint16 bits."""
-    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+def pack_arrays(arrays: Iterable[np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Arrays by number as safetensors holds them, and their dtypes: raw bits of bfloat16, pairs for complex128."""
+    listed = [np.asarray(array, order="C") for array in arrays]
+    return {f"{i:04d}": _packed(array) for i, array in enumerate(listed)}, [str(array.dtype) for array in listed]
+
+
+def _packed(array: np.ndarray) -> np.ndarray:
+    if array.dtype == ml_dtypes.bfloat16:
+        return array.view(np.uint16)
+    return array[..., None].view(np.float64) if array.dtype == np.complex128 else array
+
+
+def unpack_arrays(tensors: Mapping[str, np.ndarray], dtypes: list[str]) -> list[np.ndarray]:
+    """The arrays that `pack_arrays` was given."""
+    return [_unpacked(tensors[f"{i:04d}"], dtype) for i, dtype in enumerate(dtypes)]
+
+
+def _unpacked(array: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        return array.view(ml_dtypes.bfloat16)
+    return array.view(np.complex128)[..., 0] if dtype == "complex128" else array
 
 
 def _step_of(path: Path) -> int | None:
@@ -64,10 +83,10 @@ def files(folder: Path) -> list[Path]:
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
     """Add a checkpoint; once it is on the disk, those before the last `KEPT` are removed."""
-    tensors = {f"{i:04d}": _storable(np.asarray(array, order="C")) for i, array in enumerate(checkpoint.arrays)}
+    tensors, dtypes = pack_arrays(checkpoint.arrays)
     about = {
         "step": checkpoint.step,
-        "dtypes": [str(array.dtype) for array in checkpoint.arrays],
+        "dtypes": dtypes,
         "settings": checkpoint.settings,
         "store": checkpoint.store,
     }
@@ -75,7 +94,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     try:
         write_tensors(path, tensors, kind=FORMAT, version=FORMAT_VERSION, about=about)
     except OSError as error:
-        left = [earlier for earlier in files(folder) if is_tensor_file(earlier, FORMAT)]
+        left = [earlier for earlier in files(folder) if _is_checkpoint(earlier)]
         rest = f"the run can be resumed from {left[-1].name}" if left else "no earlier checkpoint exists"
         raise CheckpointError(
             f"checkpoint: step {checkpoint.step} could not be written to {path} ({error.strerror}); {rest}: free "
@@ -88,18 +107,27 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
 def _remove_before(folder: Path, step: int) -> None:
     """Remove old checkpoints: only files that are checkpoints, and only of steps before this one."""
     older = [path for path in files(folder) if (found := _step_of(path)) is not None and found < step]
-    for path in [path for path in older if is_tensor_file(path, FORMAT)][: -(KEPT - 1)]:
+    for path in [path for path in older if _is_checkpoint(path)][: -(KEPT - 1)]:
         path.unlink(missing_ok=True)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file's header says that this library wrote it."""
+    return peek_description(path, kind=FORMAT) is not None
+
+
+def stores(folder: Path) -> list[dict[str, Any]]:
+    """What the stores of draws held, as the headers of all checkpoints in a folder say."""
+    found = [(peek_description(path, kind=FORMAT) or {}).get("store") for path in files(folder)]
+    return [store for store in found if isinstance(store, dict)]
 
 
 def read(path: Path) -> Checkpoint:
     """A checkpoint, if every bit of it is as it was written."""
     try:
         found = read_tensors(path, kind=FORMAT, newest=FORMAT_VERSION)
-        about, tensors = found.about, found.tensors
-        dtypes = about["dtypes"]
-        arrays = [tensors[f"{i:04d}"] for i in range(len(dtypes))]
-        arrays = [a.view(ml_dtypes.bfloat16) if d == "bfloat16" else a for a, d in zip(arrays, dtypes, strict=True)]
+        about = found.about
+        arrays = unpack_arrays(found.tensors, about["dtypes"])
         return Checkpoint(int(about["step"]), arrays, dict(about["settings"]), about.get("store"))
     except NewerFormatError as error:
         raise FutureVersionError(f"checkpoint: {error}, or choose another checkpoint folder") from error

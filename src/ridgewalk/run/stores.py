@@ -1,4 +1,4 @@
-"""Where draws are kept: the interface of a store, and the one in memory. `zarr_store` has the one on disk."""
+"""Where draws are kept: the interface of a store, and the one in memory. Those on disk are `segments`, `zarr_store`."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -8,6 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import PyTree
+
+STORABLE = frozenset(
+    [
+        "bool",
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        *("float16", "float32", "float64", "bfloat16", "complex64", "complex128"),
+    ]
+)
+"""The dtypes of draws that can be kept on disk."""
+
+
+def check_storable(dtype: np.dtype[Any]) -> None:
+    """Raise where draws of a dtype cannot be kept on disk."""
+    if dtype.name not in STORABLE:
+        raise ValueError(
+            f"position: draws of dtype {dtype} cannot be kept on disk, as store and checkpoint do; start from "
+            "float32 or bfloat16 numbers"
+        )
 
 
 def is_floating(dtype: Any) -> bool:
@@ -36,6 +54,10 @@ class DrawStore(ABC):
     @abstractmethod
     def manifest(self) -> dict[str, Any] | None:
         """What the store holds after a flush, as JSON, for a checkpoint; None where nothing survives the process."""
+
+    @abstractmethod
+    def remove_unused(self) -> None:
+        """Remove files of the store that no checkpoint refers to any more; called after a checkpoint was written."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -83,6 +105,9 @@ class MemoryStore(DrawStore):
     def manifest(self) -> dict[str, Any] | None:
         """Nothing survives the process."""
         return None
+
+    def remove_unused(self) -> None:
+        """There are no files."""
 
     def finish(self) -> None:
         """Nothing to do."""

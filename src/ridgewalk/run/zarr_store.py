@@ -31,10 +31,14 @@ from ridgewalk._io import (
     temporary_folder,
     write_atomically,
 )
+from ridgewalk._optional import requires_extra
 from ridgewalk._types import PyTree
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import differences
-from ridgewalk.run.stores import DrawStore, is_floating
+from ridgewalk.run.stores import DrawStore, check_storable, is_floating
+
+with requires_extra("store"):
+    pass
 
 FORMAT = "ridgewalk-draws"
 FORMAT_VERSION = 2
@@ -145,11 +149,7 @@ def column_specs(like: dict[str, PyTree]) -> list[ColumnSpec]:
         paths = jax.tree_util.tree_flatten_with_path(tree)[0]
         for name, (path, leaf) in zip(file_names(leaf_names(tree)), paths, strict=True):
             dtype = np.dtype(leaf.dtype)
-            if dtype != ml_dtypes.bfloat16 and dtype.name not in DTYPES:
-                raise ValueError(
-                    f"position: draws of dtype {dtype} cannot be kept on disk, as store and checkpoint do; start from "
-                    "float32 or bfloat16 numbers"
-                )
+            check_storable(dtype)
             specs.append(ColumnSpec(f"{group}/{name}", jax.tree_util.keystr(path), tuple(leaf.shape), dtype))
     return specs
 
@@ -546,6 +546,9 @@ class ZarrStore(DrawStore):
     def manifest(self) -> dict[str, Any]:
         """What the store holds, after a flush."""
         return {"run": self.run_id, "columns": {column.spec.name: column.manifest() for column in self.columns}}
+
+    def remove_unused(self) -> None:
+        """Every file of the store is in use."""
 
     def finish(self) -> None:
         """Flush, and write the manifest into the store, so that readers can verify it."""
