@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -414,6 +415,17 @@ def open_group(
 def create_group(folder: Path, attributes: Mapping[str, Any]) -> Any:
     """A new group in zarr format 3, the only one that is read."""
     return zarr.create_group(store=folder, zarr_format=3, attributes=dict(attributes))
+
+
+_UNFINISHED = re.compile(r"\d+\.[0-9a-f]{32}\.partial|\.\d+\.[0-9a-f]{16}\.tmp")
+
+
+def remove_unfinished(info: ArrayInfo) -> None:
+    """Remove what a killed process left of the chunks it was writing: zarr's temporary files, and those of `set`."""
+    for folder, _, names in os.walk(info.folder / "c"):
+        for path in [Path(folder, name) for name in names if _UNFINISHED.fullmatch(name)]:
+            if stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
 
 
 def read_array(array: Any, selection: Any = ...) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The position as one flat vector, and back: `jax.flatten_util.ravel_pytree` for a known structure."""
 
+from collections import Counter
 from typing import NamedTuple
 
 import jax
@@ -70,4 +71,13 @@ def leaf_names(tree: PyTree) -> list[str]:
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
     names = [name.replace("/", "_").strip(".") or "position" for name in names]
-    return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+    counts = Counter(names)
+    taken = {name for name, count in counts.items() if count == 1}
+    unique = []
+    for i, name in enumerate(names):
+        new = name if counts[name] == 1 else f"{name}_{i}"
+        while counts[name] > 1 and new in taken:
+            new += "_"
+        taken.add(new)
+        unique.append(new)
+    return unique

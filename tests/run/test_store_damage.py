@@ -1,5 +1,6 @@
 """A store on disk: damage of every kind stops a run or a reader with the file named, and names and sizes are safe."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -248,7 +249,7 @@ def test_a_finished_store_can_be_verified(tmp_path, small_chunks):
         zarr_store.open_finished(tmp_path / "s")
     manifest = tmp_path / "s" / zarr_store.MANIFEST
     manifest.write_bytes(manifest.read_bytes().replace(b"draws", b"drawn"))
-    with pytest.raises(DamagedFileError, match=r"manifest.json: its checksum does not match"):
+    with pytest.raises(DamagedFileError, match=r"checksum of manifest.json does not match"):
         zarr_store.open_finished(tmp_path / "s")
 
 
@@ -272,9 +273,13 @@ def test_masked_draws_fit_the_checkpoints_before_them(tmp_path, small_chunks):
     expected[1, 3] = expected[0, 12] = np.nan
     np.testing.assert_array_equal(again.read(20)["posterior"], expected)
     again.close()
-    (tmp_path / "s" / zarr_store.MASKED).unlink()
-    with pytest.raises(DamagedFileError, match=r"c/0/0/0: it is not the chunk"):
-        zarr_store.ZarrStore(tmp_path / "s", like, 2, 20).restart(13, manifest)
+    masked = tmp_path / "s" / zarr_store.MASKED
+    masked.write_bytes(masked.read_bytes().replace(b"[1, 3]", b"[1, 4]"))
+    for message in (r"masked.json: the checksum of masked.json does not match", r"c/0/0/0: it is not the chunk"):
+        other = zarr_store.ZarrStore(tmp_path / "s", like, 2, 20)
+        with contextlib.closing(other), pytest.raises(DamagedFileError, match=message):
+            other.restart(13, manifest)
+        masked.unlink(missing_ok=True)
 
 
 # Names, sizes and dtypes.
@@ -355,3 +360,28 @@ def test_a_store_in_zarr_format_2_is_not_opened(tmp_path):
     zarr.create_group(store=tmp_path / "s", zarr_format=2, attributes={"format": "ridgewalk-draws"})
     with pytest.raises(ValueError, match=r"store: .* is not a store of draws"):
         run(store=tmp_path / "s", checkpoint=tmp_path / "c", resume=True)
+
+
+def test_what_a_killed_write_left_is_removed(tmp_path, small_chunks):
+    whole, store = begun(tmp_path)
+    folder = store / "posterior/position/c/0/2"
+    left = [folder / f"0.{'0a' * 16}.partial", folder / f".0.{'0a' * 8}.tmp"]
+    others = [folder / "0.partial", folder / f"x.{'0a' * 16}.partial", store / f"0.{'0a' * 16}.partial"]
+    for path in (*left, *others):
+        path.write_bytes(b"half")
+    link = folder / f"1.{'0a' * 16}.partial"
+    link.symlink_to(others[0])
+    assert_same_run(whole, resumed(tmp_path))
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in (*others, link))
+
+
+def test_a_refused_resume_leaves_no_file_open(tmp_path, small_chunks):
+    _, store = begun(tmp_path)
+    path = store / "posterior/position/c/0/2/0"
+    path.write_bytes(b"damaged")
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(rw.CheckpointError, match=str(path)):
+            resumed(tmp_path)
+    assert os.listdir("/proc/self/fd") == before

@@ -28,17 +28,15 @@ from ridgewalk._io import (
     read_json_object,
     read_regular,
     replace_folder,
+    seal,
     temporary_folder,
+    unseal,
     write_atomically,
 )
-from ridgewalk._optional import requires_extra
 from ridgewalk._types import PyTree
 from ridgewalk.ravel import leaf_names
 from ridgewalk.run.fingerprint import differences
 from ridgewalk.run.stores import DrawStore, check_storable, is_floating
-
-with requires_extra("store"):
-    pass
 
 FORMAT = "ridgewalk-draws"
 FORMAT_VERSION = 2
@@ -496,10 +494,12 @@ class ZarrStore(DrawStore):
         elif draws:
             raise ValueError("the checkpoint does not say what the store held")
         (self.path / MANIFEST).unlink(missing_ok=True)
+        for column in self.columns:
+            _zarr.remove_unfinished(column.info)
 
     def _masked(self) -> set[tuple[int, int]]:
         try:
-            listed = read_json_object(self.path / MASKED, OWN_FILES_LIMIT)["masked"]
+            listed = _read_sealed(self.path / MASKED)["masked"]
             return {(int(chain), int(draw)) for chain, draw in listed}
         except FileNotFoundError:
             return set()
@@ -517,7 +517,7 @@ class ZarrStore(DrawStore):
         """NaN for draws (chain, draw); they are listed first, since chunks then differ from earlier manifests."""
         if places:
             listed = sorted(self._masked() | set(places))
-            write_atomically(self.path / MASKED, json.dumps({"masked": listed}).encode())
+            write_atomically(self.path / MASKED, json.dumps(seal({"masked": listed})).encode())
         for column in self.columns:
             column.mask(places)
 
@@ -553,9 +553,7 @@ class ZarrStore(DrawStore):
     def finish(self) -> None:
         """Flush, and write the manifest into the store, so that readers can verify it."""
         self.flush()
-        text = json.dumps(self.manifest(), sort_keys=True)
-        about = {"manifest": text, "sha256": sha256(text.encode()).hexdigest()}
-        write_atomically(self.path / MANIFEST, json.dumps(about).encode())
+        write_atomically(self.path / MANIFEST, json.dumps(seal(self.manifest())).encode())
 
     def read(self, draws: int) -> PyTree:
         """The first draws, loaded into memory."""
@@ -571,14 +569,9 @@ class ZarrStore(DrawStore):
         os.close(self.descriptor)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a finished run's store."""
-    about = read_json_object(path / MANIFEST, OWN_FILES_LIMIT)
-    text = about.get("manifest")
-    if not isinstance(text, str) or sha256(text.encode()).hexdigest() != about.get("sha256"):
-        raise DamagedFileError(path / MANIFEST, "its checksum does not match, so it is damaged")
-    found: dict[str, Any] = json.loads(text)
-    return found
+def _read_sealed(path: Path) -> dict[str, Any]:
+    """A JSON file of the store, if its checksum matches."""
+    return unseal(path, read_json_object(path, OWN_FILES_LIMIT))
 
 
 def open_finished(path: Path) -> dict[str, StoredArray]:
@@ -586,7 +579,7 @@ def open_finished(path: Path) -> dict[str, StoredArray]:
     if settings_of(path) is None:
         raise ValueError(f"store: {path} is not a store of draws")
     try:
-        manifest = read_manifest(path)
+        manifest = _read_sealed(path / MANIFEST)
     except FileNotFoundError as error:
         raise DamagedFileError(path, f"it has no {MANIFEST}: the run that wrote it has not ended; resume it") from error
     group: Any = _zarr.open_group(path, dtypes=DTYPES, complete=False, store=DrawFolder)
