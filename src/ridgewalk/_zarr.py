@@ -482,10 +482,10 @@ def digests_below(folder: Path, place: str) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): f"{path.lstat().st_size}-{file_digest(path)}" for path in paths}
 
 
-def check_files(folder: Path, digests: Mapping[str, str], places: Collection[str]) -> None:
-    """Raise where a file below one of these folders is not as it was when its digest was taken, or is missing."""
+def check_files(folder: Path, digests: Mapping[str, str], places: Collection[str] | None = None) -> None:
+    """Raise where a file has another digest or is missing; `places` are the files, or folders of files, to look at."""
     for name, wanted in digests.items():
-        if not any(name.startswith(f"{place}/") for place in places):
+        if places is not None and not any(name == place or name.startswith(f"{place}/") for place in places):
             continue
         path = folder / name
         try:

@@ -18,7 +18,7 @@ from tests.damage import artefacts, operations
 
 HEADROOM = 2**30
 PATIENCE = 60
-CASES = {"run": 220, "continued": 60, "store": 300, "model": 300, "dataset": 300, "growing": 200}
+CASES = {"run": 600, "continued": 200, "store": 800, "model": 1000, "dataset": 600, "growing": 600}
 counted = dict.fromkeys(CASES, 0)
 
 

@@ -144,6 +144,8 @@ def begin(growing: Path, problem: Problem, plan: Plan) -> list[int]:
     wanted = attributes_of(problem, plan)
     complete = growing_is_complete(growing)
     if complete or (growing / RECORDS / LAYOUT).exists():
+        if not complete:
+            check_files(growing, _read_record(growing, LAYOUT)[FILES], [METADATA])
         _check_settings(growing, wanted, problem.constants)
         done = set(range(len(plan.blocks))) if complete else _check_finished(growing)
     else:  # a new folder, or one whose process was killed before the arrays were laid out
@@ -197,7 +199,7 @@ def _create(growing: Path, problem: Problem, plan: Plan, attributes: dict[str, V
         array.attrs.update({"long_name": f"{name} of the cell centres", "units": "1"})
         array[...] = centres
     force_to_disk(growing.rglob("*"))
-    digests: dict[str, str] = {}
+    digests = digests_below(growing, METADATA)
     for name in (*problem.variables, "x", "y"):
         digests |= digests_below(growing, name)
     (growing / RECORDS).mkdir()
@@ -250,9 +252,8 @@ def _check_settings(growing: Path, wanted: dict[str, Value], constants: dict[str
 def _check_finished(growing: Path) -> set[int]:
     """The blocks that are finished, all of whose files are as they were written."""
     records = _records(growing)
-    arrays = inspect_group(growing).arrays
     for record in (_read_record(growing, LAYOUT), *records.values()):
-        check_files(growing, record[FILES], arrays)
+        check_files(growing, record[FILES])
     return set(records)
 
 
@@ -275,6 +276,7 @@ def finish(growing: Path, path: Path) -> None:
     """Give the complete data set its name; one that is replaced is removed only afterwards."""
     if not growing_is_complete(growing):
         digests = dict(_read_record(growing, LAYOUT)[FILES])
+        del digests[METADATA]  # which is about to hold the others
         for record in _records(growing).values():
             digests |= record[FILES]
         seal_group(growing, digests)
@@ -339,11 +341,12 @@ def _check_version(path: Path, found: Any) -> None:
         return
     if isinstance(found, int) and found > FORMAT_VERSION:
         raise NewerFormatError(
-            f"file = {path}: it has format version {found}, this ridgewalk reads {FORMAT_VERSION}; upgrade ridgewalk"
+            f"file = {path}: {METADATA} names format version {found}, this ridgewalk reads {FORMAT_VERSION}; upgrade "
+            "ridgewalk"
         )
     raise ValueError(
-        f"file = {path}: it has format version {found}, of an earlier ridgewalk, without checksums; generate it again "
-        "(the same command gives the same samples)"
+        f"file = {path}: {METADATA} names format version {found}, of an earlier ridgewalk, without checksums; generate "
+        "it again (the same command gives the same samples)"
     )
 
 
