@@ -167,8 +167,8 @@ def settings_of(path: Path) -> Any:
             else "upgrade ridgewalk, if a later version wrote it"
         )
         raise ValueError(
-            f"store: {path} has format version {version}, this ridgewalk writes {FORMAT_VERSION}; {fix}, or choose "
-            "another name"
+            f"store: {path}/{_zarr.METADATA} has format version {version}, this ridgewalk writes {FORMAT_VERSION}; "
+            f"{fix}, or choose another name"
         )
     try:
         return json.loads(about["settings"])
@@ -577,7 +577,7 @@ def _read_sealed(path: Path) -> dict[str, Any]:
 def open_finished(path: Path) -> dict[str, StoredArray]:
     """The arrays of a finished run's store, by name, after every chunk has been compared with the manifest."""
     if settings_of(path) is None:
-        raise ValueError(f"store: {path} is not a store of draws")
+        raise ValueError(f"store: {path} is not a store of draws, or its {_zarr.METADATA} is lost or damaged")
     try:
         manifest = _read_sealed(path / MANIFEST)
     except FileNotFoundError as error:
