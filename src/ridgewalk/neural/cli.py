@@ -46,7 +46,7 @@ class LikelihoodOption(StrEnum):
 
 
 class RecalibrationOption(StrEnum):
-    """Corrections of the spread."""
+    """Recalibration methods."""
 
     conformal = "conformal"
     temperature = "temperature"
@@ -89,7 +89,7 @@ def fit(
     batch_size: Annotated[int, typer.Option(help="Examples of a step.")] = DEFAULT_BATCH_SIZE,
     step_size: Annotated[float | None, typer.Option(help="Step size of the sampler; found if left out.")] = None,
     holdout: Annotated[float, typer.Option(help="Share of the examples for recalibration.")] = 0.2,
-    recalibration: Annotated[RecalibrationOption, typer.Option(help="How spreads are corrected.")] = (
+    recalibration: Annotated[RecalibrationOption, typer.Option(help="Recalibration of predictions.")] = (
         RecalibrationOption.conformal
     ),
     output_scaling: Annotated[ScalingOption, typer.Option(help="Units of the outputs.")] = ScalingOption.each,

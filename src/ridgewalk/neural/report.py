@@ -1,4 +1,4 @@
-"""What a fit did, for a person to read and for a file to keep."""
+"""The report of a fit: phases, diagnostics and calibration, as text and as JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,19 +32,19 @@ class FitReport:
     outputs: int
     constant_outputs: int
     data_weight: float
-    """How often every example counted: more than once where there are more weights than targets."""
+    """The power of the likelihood: above 1 where there are more weights than targets."""
     chains: int
     draws: int
     phases: tuple[Phase, ...]
     step_size: float
     noise: float | None
-    """Median over draws and outputs of the learnt σ, in units of an output's spread."""
+    """Median over draws and outputs of the learnt σ, in units of an output's standard deviation."""
     ess: float
     """Median over some predictions of their effective number of draws."""
     r_hat: float
-    """Median over some predictions: far above 1 where chains sit in modes of their own."""
+    """Median over some predictions: far above 1 where chains are in different modes."""
     temperature: float
-    """Mean of the temperature that the steps showed: near the sampler's own where the step size is small enough."""
+    """Mean observed temperature of the steps: near the sampler's own where the step size is small enough."""
     health: tuple[str, ...]
     recalibration: str
     scale: float
@@ -53,20 +53,20 @@ class FitReport:
 
     def __str__(self) -> str:
         """A page of plain text."""
-        constant = f" ({self.constant_outputs} constant ones left out)" if self.constant_outputs else ""
+        constant = f" ({self.constant_outputs} constant outputs left out)" if self.constant_outputs else ""
         lines = [
             f"network {self.network}, {self.weights:,} weights; sampler {self.sampler}, {self.chains} chains",
             f"{self.examples} examples to learn from, {self.held_out} held out; {self.outputs} outputs{constant}",
         ]
         if self.data_weight != 1:
-            lines.append(f"every example counts {self.data_weight:.3g} times (data_weight)")
+            lines.append(f"likelihood to the power {self.data_weight:.3g} (data_weight)")
         for phase in self.phases:
             lines.append(
                 f"{phase.name}: {phase.steps:,} steps in {phase.seconds:.1f} s, "
                 f"loss {phase.first_loss:.4g} to {phase.last_loss:.4g}"
             )
-        noise = "" if self.noise is None else f", noise {self.noise:.3g} of an output's spread"
-        lines.append(f"step size {self.step_size:.3g}, temperature seen {self.temperature:.3f}{noise}")
+        noise = "" if self.noise is None else f", noise {self.noise:.3g} of an output's standard deviation"
+        lines.append(f"step size {self.step_size:.3g}, observed temperature {self.temperature:.3f}{noise}")
         lines.append(f"{self.draws} draws; predictions: effective draws {self.ess:.1f}, R-hat {self.r_hat:.2f}")
         lines.extend(f"chain {number}: {status}" for number, status in enumerate(self.health))
         lines.append(self._calibration())
@@ -74,10 +74,10 @@ class FitReport:
 
     def _calibration(self) -> str:
         if self.recalibration == "none":
-            return "spreads are not recalibrated: nothing was held out for it"
-        text = f"recalibration: {self.recalibration}, spreads times {self.scale:.3g}"
+            return "not recalibrated: nothing was held out"
+        text = f"recalibration: {self.recalibration}, standard deviations times {self.scale:.3g}"
         if self.before is None or self.after is None:
-            return f"{text}; too few examples were held out to check it"
+            return f"{text}; too few examples were held out to assess it"
         return f"{text}; on held-out data\n  before {self.before!r}\n  after  {self.after!r}"
 
     def to_json(self) -> dict[str, Any]:
