@@ -9,7 +9,7 @@ from tests.harness import flat_draws
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
-from ridgewalk.preconditioners.metric import divergence
+from ridgewalk.preconditioners.static import divergence
 
 REGRESSION = linear_regression()
 GAUSSIAN = correlated_gaussian()

@@ -16,18 +16,16 @@ from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, PyTree
 from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.hamiltonian import Hamiltonian
+from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
 from ridgewalk.dynamics.langevin import Delayed, Langevin
-from ridgewalk.dynamics.nose_hoover import NoseHoover
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec
 from ridgewalk.preconditioners.dense import Dense, DenseScaled
 from ridgewalk.preconditioners.lbfgs import LBFGS
 from ridgewalk.preconditioners.limited import SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
-from ridgewalk.preconditioners.metric import Metric
 from ridgewalk.preconditioners.rmsprop import RMSProp
-from ridgewalk.preconditioners.static import Identity
+from ridgewalk.preconditioners.static import Identity, Metric
 from ridgewalk.pruning import Leaves, Pruning, Schedule, Scope
 from ridgewalk.ravel import Layout
 from ridgewalk.schedules import DEFAULT_ADAPTATION

@@ -10,12 +10,12 @@ import xarray
 from tests.diagnostics.runs import REGRESSION, healthy, tree_run
 
 import ridgewalk as rw
-from ridgewalk.diagnostics import pointwise
+from ridgewalk.diagnostics import arviz
 
 
 def test_data_tree(monkeypatch):
-    monkeypatch.setattr(pointwise, "DRAW_BLOCK", 700)
-    monkeypatch.setattr(pointwise, "EXAMPLE_BLOCK", 150)
+    monkeypatch.setattr(arviz, "DRAW_BLOCK", 700)
+    monkeypatch.setattr(arviz, "EXAMPLE_BLOCK", 150)
     result = healthy("sgld, control variates")
     data = result.to_arviz(log_likelihood=True, observed_data=True)
     assert isinstance(data, xarray.DataTree)

@@ -5,7 +5,7 @@ import pytest
 from tests.diagnostics.runs import GAUSSIAN, REGRESSION, healthy, run
 
 import ridgewalk as rw
-from ridgewalk.diagnostics.gradients import map_gradients
+from ridgewalk.diagnostics.draw_access import map_gradients
 
 
 def test_configurational_temperature_follows_linear_theory():

@@ -10,7 +10,7 @@ from scipy import stats
 from tests.run.problems import assert_same_run
 
 import ridgewalk as rw
-from ridgewalk.diagnostics.gradients import map_gradients
+from ridgewalk.diagnostics.draw_access import map_gradients
 from ridgewalk.gradients import as_estimator, with_prior
 from ridgewalk.run import checkpoint
 

@@ -32,7 +32,7 @@ from ridgewalk.diagnostics.draw_access import (
 from ridgewalk.diagnostics.mixing import deinterleave_draws, ess, leaf_moments, r_hat
 from ridgewalk.diagnostics.temperature import Estimate, configurational_series, has_momentum, mean_estimate
 from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.nose_hoover import NoseHoover
+from ridgewalk.dynamics.hamiltonian import NoseHoover
 from ridgewalk.preconditioners.base import AdaptivePreconditioner
 from ridgewalk.result import Result
 from ridgewalk.target import Density

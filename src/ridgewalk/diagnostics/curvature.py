@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._types import PyTree, Scalar, Vector
+from ridgewalk._types import Mask, PyTree, Scalar, Vector
 from ridgewalk.data import Batches
-from ridgewalk.diagnostics.draw_access import alive_info, weighted_step_size
-from ridgewalk.diagnostics.gradients import IndependentBatches, whitened_gradient
+from ridgewalk.diagnostics.draw_access import IndependentBatches, alive_info, weighted_step_size
 from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.dynamics.hamiltonian import Hamiltonian
-from ridgewalk.dynamics.nose_hoover import NoseHoover
+from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
 from ridgewalk.gradients import GradientEstimator, estimator_on_device, with_prior
 from ridgewalk.kernel import State, preconditioner_matrix
 from ridgewalk.preconditioners._curvature import largest_eigenvalue, random_direction, whitened_hessian_product
@@ -159,6 +157,18 @@ def is_isotropic(state: State) -> bool:
     scale = jnp.vdot(probe, image) / jnp.vdot(probe, probe)
     distance = jnp.linalg.norm(image - scale * probe) / jnp.linalg.norm(image)
     return bool(distance < 100 * jnp.finfo(form.dtype).eps)
+
+
+def whitened_gradient(
+    estimator: GradientEstimator, memory: Any, operator: Any, position: PyTree, batch: PyTree, mask: Mask = None
+) -> Vector:
+    """Sᵀ times the gradient estimate at a position, as a flat vector; zero in pruned parameters."""
+    form = layout_of(position)
+    gradient = form.ravel(jax.grad(estimator.target.potential)(position, batch))
+    correction = estimator.correction(memory, batch)
+    if correction is not None:
+        gradient = gradient + form.ravel(correction)
+    return apply_mask(operator.factor_transpose(apply_mask(gradient, mask)), mask)
 
 
 @jax.jit

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import gaussian_kde
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._validation import check_whole
 from ridgewalk.diagnostics.draw_access import named_coordinates, select_coordinates
 from ridgewalk.diagnostics.mixing import autocovariance
 from ridgewalk.result import Result
@@ -25,8 +26,7 @@ def _subplots(rows: int, columns: int, size: tuple[float, float], **options: Any
 
 def _chosen(result: Result, parameters: Sequence[str] | None, limit: int) -> dict[str, np.ndarray]:
     """Label → draws (chain, draw) of the requested parameters, or of some parameters of every leaf."""
-    if not isinstance(limit, int) or limit < 1:
-        raise ValueError(f"max_parameters: {limit!r} must be a positive whole number")
+    check_whole("max_parameters", limit)
     parts = select_coordinates(result, limit) if parameters is None else named_coordinates(result, parameters)
     labelled = ((label, part, i) for part in parts for i, label in enumerate(part.labels))
     return {label: part.values[:, :, i] for label, part, i in islice(labelled, limit)}

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.diagnostics.draw_access import thinned_positions
-from ridgewalk.diagnostics.gradients import map_gradients
+from ridgewalk._validation import check_between, check_choice
+from ridgewalk.diagnostics.draw_access import map_gradients, thinned_positions
 from ridgewalk.result import Result
 
 Scaling = Literal["none", "diagonal", "covariance"]
@@ -38,10 +38,8 @@ def _check(positions: np.ndarray, gradients: np.ndarray, scaling: str, beta: flo
         )
     if not (np.all(np.isfinite(positions)) and np.all(np.isfinite(gradients))):
         raise ValueError("gradients: positions or gradients are not finite; leave out draws of diverged chains")
-    if scaling not in get_args(Scaling):
-        raise ValueError(f"scaling: {scaling!r} is unknown; use one of {', '.join(map(repr, get_args(Scaling)))}")
-    if not -1 < beta < 0:
-        raise ValueError(f"beta: {beta} is not in (-1, 0), where the discrepancy detects what it should; use -0.5")
+    check_choice("scaling", scaling, get_args(Scaling))
+    check_between("beta", beta, -1, 0, hint="where the discrepancy detects non-convergence; use -0.5")
     if scaling == "covariance" and positions.shape[0] <= positions.shape[1]:
         raise ValueError(
             f"scaling: 'covariance' of {positions.shape[1]} parameters needs more draws than {positions.shape[0]}; "

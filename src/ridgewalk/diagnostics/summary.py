@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._validation import check_whole
 from ridgewalk.diagnostics.draw_access import Coordinates, coordinate_labels, pruning_masks, select_coordinates
 from ridgewalk.diagnostics.mixing import deinterleave_draws, ess, leaf_moments, r_hat, standard_error
 from ridgewalk.ravel import leaf_names
@@ -106,8 +107,7 @@ def summary(result: Result, *, max_parameters: int = 1000, seed: int = 0) -> Sum
     With pruning, `pruned` counts the chains that pruned a parameter (of a leaf: its pruned parameters, averaged over
     chains); errors, ESS and R-hat are of the chains that kept it.
     """
-    if not isinstance(max_parameters, int) or max_parameters < 1:
-        raise ValueError(f"max_parameters: {max_parameters!r} must be a positive whole number")
+    check_whole("max_parameters", max_parameters)
     by_leaf = result.dimension > max_parameters
     if result.positions is None:
         return _summary_of_moments(result, by_leaf)

@@ -6,11 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import Scalar, Vector
-from ridgewalk.diagnostics.draw_access import alive_info, thinned_positions, thinning
-from ridgewalk.diagnostics.gradients import map_gradients
+from ridgewalk.diagnostics.draw_access import alive_info, map_gradients, thinned_positions, thinning
 from ridgewalk.diagnostics.mixing import deinterleave_draws, standard_error
-from ridgewalk.dynamics.hamiltonian import Hamiltonian
-from ridgewalk.dynamics.nose_hoover import NoseHoover
+from ridgewalk.dynamics.hamiltonian import MomentumDynamics
 from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result, posterior_mean
 
@@ -58,7 +56,7 @@ def configurational_temperature(result: Result, *, max_draws: int = 1000, exampl
 
 def has_momentum(result: Result) -> bool:
     """Whether the dynamics have a momentum."""
-    return isinstance(result.sampler.dynamics, Hamiltonian | NoseHoover)
+    return isinstance(result.sampler.dynamics, MomentumDynamics)
 
 
 def kinetic_temperature(result: Result) -> Estimate:

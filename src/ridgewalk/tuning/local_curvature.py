@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.data import DataPlaceholder
-from ridgewalk.diagnostics.gradients import whitened_gradient
+from ridgewalk.diagnostics.curvature import whitened_gradient
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.preconditioners._curvature import largest_eigenvalue, whitened_hessian_product
 from ridgewalk.ravel import Layout, layout_of

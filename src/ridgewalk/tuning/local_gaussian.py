@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.dynamics.hamiltonian import Hamiltonian
+from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
 from ridgewalk.dynamics.langevin import Delayed
-from ridgewalk.dynamics.nose_hoover import NoseHoover
 
 Criterion = Literal["joint", "marginal"]
 """The error of a run: of the joint covariance of the quantities of interest, or of each one's mean and variance."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._types import Vector
-from ridgewalk.priors.simple import gaussian_prior
+from ridgewalk.priors.base import gaussian_prior
 from ridgewalk.priors.spike_slab import shared_noise, spike_and_slab
 from ridgewalk.samplers import hasgld_sa, sgld
 from ridgewalk.studies.framework.comparison import Contender
