@@ -12,7 +12,7 @@ import optax
 
 import ridgewalk as rw
 from ridgewalk.studies.framework.comparison import covariance_error
-from ridgewalk.studies.gaussian.contenders import paper_gaussian
+from ridgewalk.studies.gaussian.study import paper_gaussian
 from ridgewalk.studies.logistic.study import logistic_regression
 
 POINTS, HIDDEN, SIGMA = 200, 8, 0.5

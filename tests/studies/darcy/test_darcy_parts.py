@@ -11,9 +11,16 @@ from jax.flatten_util import ravel_pytree
 import ridgewalk as rw
 from ridgewalk.darcy import Boundary, Pressure, solve
 from ridgewalk.pruning import Pruning
-from ridgewalk.studies.darcy.data import flow_data, mirrored, multiscale_error, standardised
 from ridgewalk.studies.darcy.methods import SAMPLERS, adam_baseline
-from ridgewalk.studies.darcy.posterior import SCALE_GRADIENTS, curvature_at, start_settings
+from ridgewalk.studies.darcy.problem import (
+    SCALE_GRADIENTS,
+    curvature_at,
+    flow_data,
+    mirrored,
+    multiscale_error,
+    standardised,
+    start_settings,
+)
 from ridgewalk.studies.darcy.report import (
     Results,
     comparison_table,
@@ -21,7 +28,6 @@ from ridgewalk.studies.darcy.report import (
     error_table,
     ratio_to_sgld,
 )
-from ridgewalk.studies.darcy.run import plan
 from ridgewalk.studies.darcy.settings import (
     ADAM,
     BEST,
@@ -32,6 +38,7 @@ from ridgewalk.studies.darcy.settings import (
     Settings,
     StartRow,
 )
+from ridgewalk.studies.darcy.study import plan
 
 TINY = Settings(
     "permeability",

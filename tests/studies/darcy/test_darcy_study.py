@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from ridgewalk.studies.darcy import posterior
-from ridgewalk.studies.darcy.run import assemble, plan
+from ridgewalk.studies.darcy import problem
 from ridgewalk.studies.darcy.settings import ADAM, BEST, DIAGONAL, PRINTED, PSGLD, SGLD, Settings
+from ridgewalk.studies.darcy.study import assemble, plan
 from ridgewalk.studies.framework.runner import run_studies
 from ridgewalk.studies.framework.study import Preset, Study
 
@@ -65,10 +65,10 @@ def test_from_data_to_page_in_seconds(tmp_path):
     check(metrics, runs, page, tmp_path / "source")
     assert metrics["numbers"]["starts"][0]["weights"] == 36 * 8 + 8 + 8 * 60 + 60
     before = {path: path.read_bytes() for path in (tmp_path / "source").rglob("*.json")}
-    posterior._darcy_posterior.cache_clear()
+    problem._darcy_posterior.cache_clear()
     run(TINY, tmp_path)
     assert before == {path: path.read_bytes() for path in (tmp_path / "source").rglob("*.json")}
-    assert posterior._darcy_posterior.cache_info().currsize == 0, "the report needs no data and no network"
+    assert problem._darcy_posterior.cache_info().currsize == 0, "the report needs no data and no network"
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from ridgewalk.samplers import sgld
 from ridgewalk.studies.framework import comparison, runner, study
 from ridgewalk.studies.framework.schema import Number, Table, from_json, judge, to_json, versus_paper
 from ridgewalk.studies.framework.study import Preset, Task
-from ridgewalk.studies.framework.task_cache import cached_arrays
+from ridgewalk.studies.framework.tasks import cached_arrays
 
 
 def run(toy_or_other, preset, out):

@@ -5,17 +5,18 @@ import pytest
 
 from ridgewalk.studies.framework.comparison import best_rows
 from ridgewalk.studies.gaussian import study
-from ridgewalk.studies.gaussian.contenders import (
-    CONTENDERS,
+from ridgewalk.studies.gaussian.report import (
     DENSE,
     MOMENTUM,
     ORACLE,
     OURS,
-    PAPER_GRID,
     PRINTED,
     GaussianRow,
+    compare,
+    faster_at_no_more_error,
+    wins,
 )
-from ridgewalk.studies.gaussian.report import compare, faster_at_no_more_error, wins
+from ridgewalk.studies.gaussian.study import CONTENDERS, PAPER_GRID
 
 
 def best_of(rows):

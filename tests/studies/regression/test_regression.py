@@ -8,22 +8,26 @@ import pytest
 import ridgewalk as rw
 from ridgewalk.studies.framework.comparison import best_rows
 from ridgewalk.studies.regression import study
-from ridgewalk.studies.regression.data import (
-    CONTENDERS,
+from ridgewalk.studies.regression.report import (
     OURS,
     PAPER_STEP_SIZE,
     PLAIN,
-    PREDICTORS,
     SPARSE,
     RegressionRow,
     Settings,
+    compare,
+    over_seeds,
+    validation_score,
+)
+from ridgewalk.studies.regression.study import (
+    CONTENDERS,
+    PREDICTORS,
     contender_named,
     data_set,
     errors,
     posterior,
     true_weights,
 )
-from ridgewalk.studies.regression.report import compare, over_seeds, validation_score
 
 STEPS = 400
 MARKS = list(range(50, STEPS + 1, 50))

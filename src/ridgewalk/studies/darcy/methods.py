@@ -17,7 +17,7 @@ from ridgewalk.preconditioners.static import Identity
 from ridgewalk.pruning import Pruning, apply_mask
 from ridgewalk.ravel import layout_of
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
-from ridgewalk.studies.darcy.posterior import LEAST, SCALE_GRADIENTS, StartStatistics
+from ridgewalk.studies.darcy.problem import LEAST, SCALE_GRADIENTS, StartStatistics
 from ridgewalk.studies.darcy.settings import ADAM, DIAGONAL, MEMORIES, OURS, PRINTED, PSGLD, SGLD
 from ridgewalk.target import Posterior
 

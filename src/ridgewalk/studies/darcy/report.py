@@ -8,7 +8,7 @@ import numpy as np
 from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
 from ridgewalk.studies.darcy.methods import ADAM_RATES, BASE_GROWTH, FRICTION, PAIR_EVERY, step_sizes_of
-from ridgewalk.studies.darcy.posterior import CURVATURE_EXAMPLES, LEAST, SCALE_GRADIENTS
+from ridgewalk.studies.darcy.problem import CURVATURE_EXAMPLES, LEAST, SCALE_GRADIENTS
 from ridgewalk.studies.darcy.settings import (
     ADAM,
     BEST,

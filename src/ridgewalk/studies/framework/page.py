@@ -1,4 +1,4 @@
-"""The HTML page of a folder of studies: one self-contained file without scripts or network access."""
+"""Reports as text and as HTML: tables on the terminal, and one self-contained page without scripts."""
 
 import base64
 from collections import Counter
@@ -6,8 +6,11 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table as ScreenTable
+
 from ridgewalk._io import read_regular, write_atomically
-from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Record, Table, read_records
+from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Record, Report, Table, read_records
 from ridgewalk.studies.framework.study import NAMES
 
 SIGNS: dict[Mark, str] = {"better": "✓ better", "equal": "= equal", "worse": "✗ worse"}
@@ -17,6 +20,27 @@ PICTURE_LIMIT = 2**26
 """Bytes of the largest figure that is embedded in the page."""
 
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def print_tables(report: Report) -> None:
+    """Print the tables of a report to standard output."""
+    console = Console(width=None if Console().is_terminal else 130)
+    console.print(report.title, style="bold")
+    for section in report.sections:
+        for table in section.tables:
+            screen = ScreenTable(title=table.caption, title_justify="left")
+            for index, column in enumerate(table.columns):
+                screen.add_column(column, justify="left" if index == 0 else "right")
+            for row in table.rows:
+                screen.add_row(*map(_plain_text, row))
+            console.print(screen)
+
+
+def _plain_text(cell: str | Number) -> str:
+    if isinstance(cell, str):
+        return cell
+    paper = "" if cell.paper is None else f" [paper {format(cell.paper, cell.style)}]"
+    return f"{cell}{paper}{f', {cell.mark}' if cell.mark else ''}".replace("[", "\\[")
 
 
 def write_page(folder: Path) -> Path:

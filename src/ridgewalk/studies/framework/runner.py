@@ -13,14 +13,12 @@ from typing import Any
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table as ScreenTable
 
 from ridgewalk._io import sole_writer, write_atomically
-from ridgewalk.studies.framework.page import write_page
-from ridgewalk.studies.framework.schema import Number, Report, to_json
+from ridgewalk.studies.framework.page import print_tables, write_page
+from ridgewalk.studies.framework.schema import Report, to_json
 from ridgewalk.studies.framework.study import Preset, Study, Task
-from ridgewalk.studies.framework.task_cache import Completed, TaskCache
-from ridgewalk.studies.framework.workers import Assignment, WorkerPool
+from ridgewalk.studies.framework.tasks import Assignment, Completed, TaskCache, WorkerPool
 
 
 class StudyRun:
@@ -288,28 +286,7 @@ def duration(seconds: float | None) -> str:
     return f"about {seconds / 3600:.1f} h"
 
 
-def print_tables(report: Report) -> None:
-    """Print the tables of a report to standard output."""
-    console = Console(width=None if Console().is_terminal else 130)
-    console.print(report.title, style="bold")
-    for section in report.sections:
-        for table in section.tables:
-            screen = ScreenTable(title=table.caption, title_justify="left")
-            for index, column in enumerate(table.columns):
-                screen.add_column(column, justify="left" if index == 0 else "right")
-            for row in table.rows:
-                screen.add_row(*map(_plain_text, row))
-            console.print(screen)
-
-
-def _plain_text(cell: str | Number) -> str:
-    if isinstance(cell, str):
-        return cell
-    paper = "" if cell.paper is None else f" [paper {format(cell.paper, cell.style)}]"
-    return f"{cell}{paper}{f', {cell.mark}' if cell.mark else ''}".replace("[", "\\[")
-
-
-LIBRARIES = ("ridgewalk", "jax", "jaxlib", "numpy", "scipy", "arviz", "arviz-stats", "matplotlib")
+LIBRARIES = ("ridgewalk", "jax", "jaxlib", "numpy", "scipy", "arviz-base", "arviz-stats", "matplotlib")
 
 
 def write_record(folder: Path, content: Mapping[str, Any]) -> Path:

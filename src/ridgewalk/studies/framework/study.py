@@ -69,8 +69,8 @@ class Study(NamedTuple):
 LOCATIONS = {
     "gaussian": "ridgewalk.studies.gaussian.study:STUDY",
     "regression": "ridgewalk.studies.regression.study:STUDY",
-    "source": "ridgewalk.studies.darcy.run:SOURCE",
-    "permeability": "ridgewalk.studies.darcy.run:PERMEABILITY",
+    "source": "ridgewalk.studies.darcy.study:SOURCE",
+    "permeability": "ridgewalk.studies.darcy.study:PERMEABILITY",
     "convergence": "ridgewalk.studies.convergence.study:STUDY",
     "logistic": "ridgewalk.studies.logistic.study:STUDY",
     "outliers": "ridgewalk.studies.outliers.study:STUDY",

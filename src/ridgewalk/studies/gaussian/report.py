@@ -1,22 +1,52 @@
-"""The report of the Gaussian study: every sampler at its best step size, and HASGLD-SA compared with the others."""
+"""Rows and report of the Gaussian study: samplers at their best step sizes, and HASGLD-SA compared with the others."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ridgewalk._optional import requires_extra
 from ridgewalk.studies.framework.comparison import BenchmarkPosterior, best_rows
 from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, judge
-from ridgewalk.studies.gaussian.contenders import CONTENDERS, DENSE, MOMENTUM, ORACLE, OURS, PRINTED, GaussianRow
 
 with requires_extra("plots"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+OURS = "HASGLD-SA, "
+"""Prefix of the names of all forms of HASGLD-SA."""
+
+PRINTED = OURS + "as printed"
+ORACLE = "SGRLD, true covariance"
+DENSE = OURS + "dense"
+MOMENTUM = OURS + "dense, with momentum"
+
 ALLOWANCE = 1.2
 """SGRLD is given the true covariance: HASGLD-SA need not beat it, but match it within this factor."""
+
+
+class GaussianRow(NamedTuple):
+    """Results of one sampler at one step size, over the seeds; NaN if all chains diverged."""
+
+    sampler: str
+    step_size: float
+    gradients: int
+    """Gradients per step."""
+    diverged: int
+    """Number of chains that diverged."""
+    options: dict[str, Any]
+    covariance_error: float = math.nan
+    """Mean absolute error of the four entries of the sample covariance."""
+    covariance_error_se: float = math.nan
+    autocorrelation_time: float = math.nan
+    """Of the slower coordinate, in steps."""
+    autocorrelation_time_se: float = math.nan
+    worst_condition: float = math.nan
+    """The largest cond(G H) over the seeds, at the end of the chain."""
+    first_draws: list[list[float]] | None = None
+    """Draws of the first chain for figure (a)."""
+
 
 Best = Mapping[str, GaussianRow]
 
@@ -112,7 +142,7 @@ def _diverged_everywhere(rows: Sequence[GaussianRow], name: str, seeds: int) -> 
 
 def _best_table(best: Best, own: Sequence[GaussianRow], steps: int, seeds: int) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for name in dict.fromkeys(contender.name for contender in CONTENDERS):
+    for name in dict.fromkeys(row.sampler for row in own):
         if name not in best:
             rows.append((name, "–", _diverged_everywhere(own, name, seeds), "–", "–", "–"))
             continue

@@ -30,7 +30,7 @@ from ridgewalk.studies.framework.comparison import (
 )
 from ridgewalk.studies.framework.schema import Cell, Number, Report, Section, Table, judge
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
-from ridgewalk.studies.framework.task_cache import row_fields
+from ridgewalk.studies.framework.tasks import row_fields
 from ridgewalk.target import Posterior
 
 CONTROL_VARIATES = ", control variates"

@@ -22,7 +22,7 @@ from ridgewalk.studies.framework.comparison import (
 )
 from ridgewalk.studies.framework.schema import Number, Report, Section, Table
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
-from ridgewalk.studies.framework.task_cache import row_fields
+from ridgewalk.studies.framework.tasks import row_fields
 from ridgewalk.target import Posterior
 
 

@@ -1,6 +1,7 @@
-"""The report of the regression: errors at the chosen step sizes, and HASGLD-SA compared with SGLD-SA."""
+"""Settings, rows and report of the regression: errors at the chosen step sizes, and HASGLD-SA compared with SGLD-SA."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -9,11 +10,53 @@ import numpy as np
 from ridgewalk._optional import requires_extra
 from ridgewalk.studies.framework.comparison import mean_and_se
 from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, judge
-from ridgewalk.studies.regression.data import CONTENDERS, OURS, PAPER_STEP_SIZE, PLAIN, SPARSE, RegressionRow, Settings
 
 with requires_extra("plots"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+SAMPLERS = PLAIN, SPARSE, OURS, PRINTED = "SGLD", "SGLD-SA", "HASGLD-SA", "HASGLD-SA, as printed"
+
+PAPER_STEP_SIZE = 0.1
+"""The learning rate that the paper gives for all samplers."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every seed is a data set, on which each sampler runs several chains from zero."""
+
+    steps: int = 5_000
+    burn_in: int = 100
+    batch_size: int = 50
+    """Of 100 training samples; the paper gives none."""
+    seeds: int = 10
+    chains: int = 4
+    mark_every: int = 50
+    """Errors are evaluated every so many steps."""
+    every_step_size: bool = True
+
+
+class RegressionRow(NamedTuple):
+    """Results of one sampler at one step size; without errors if a chain diverged."""
+
+    sampler: str
+    step_size: float
+    gradients: int
+    """Minibatch gradients per step."""
+    step: list[int]
+    """Steps at which errors are evaluated."""
+    diverged: bool
+    validation_mse: Sequence[Sequence[float]] = ()
+    """(seed, step), as `mse` and `mae` on test samples."""
+    mse: Sequence[Sequence[float]] = ()
+    mae: Sequence[Sequence[float]] = ()
+    means: Sequence[Sequence[float]] = ()
+    """Posterior mean at the end of the chain, (seed, weight)."""
+    inclusion: Sequence[Sequence[float]] = ()
+    """Inclusion probabilities (seed, weight); empty under the plain prior."""
+    sigma: Sequence[float] = ()
+    """σ at the end of the chain, by seed."""
+
 
 Best = Mapping[str, RegressionRow]
 
@@ -168,8 +211,7 @@ def _final(row: RegressionRow, what: str, reference: RegressionRow | None = None
 
 def _errors_table(settings: Settings, best: Best, truth: Mapping[str, float]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for contender in CONTENDERS:
-        name = contender.name
+    for name in SAMPLERS:
         if name not in best:
             rows.append((name, "–", DIVERGED, DIVERGED, "–", "–"))
             continue

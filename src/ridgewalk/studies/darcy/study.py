@@ -18,7 +18,6 @@ from ridgewalk.neural.calibration.predictive import Predictive, gaussian_interva
 from ridgewalk.neural.calibration.scores import mean_relative_error
 from ridgewalk.neural.networks.model import count_weights
 from ridgewalk.samplers import pruned, sgld
-from ridgewalk.studies.darcy.data import Part, data_source, mirrored_flux, multiscale_error, spe10_path
 from ridgewalk.studies.darcy.methods import (
     SAMPLERS,
     adam_baseline,
@@ -26,7 +25,17 @@ from ridgewalk.studies.darcy.methods import (
     method_settings,
     step_sizes_of,
 )
-from ridgewalk.studies.darcy.posterior import DarcyPosterior, Start, darcy_posterior, load_start
+from ridgewalk.studies.darcy.problem import (
+    DarcyPosterior,
+    Part,
+    Start,
+    darcy_posterior,
+    data_source,
+    load_start,
+    mirrored_flux,
+    multiscale_error,
+    spe10_path,
+)
 from ridgewalk.studies.darcy.report import (
     FIELDS_FIGURE,
     Results,
@@ -55,7 +64,7 @@ from ridgewalk.studies.darcy.settings import (
 from ridgewalk.studies.framework.comparison import run_chains, slug
 from ridgewalk.studies.framework.schema import save_figure
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
-from ridgewalk.studies.framework.task_cache import Arrays, cached_arrays, row_fields
+from ridgewalk.studies.framework.tasks import Arrays, cached_arrays, row_fields
 
 LEVEL = 0.9
 BATCH_OF_PREDICTIONS = 50
