@@ -24,7 +24,7 @@ import numpy as np
 import ridgewalk as rw
 from ridgewalk import _zarr
 from ridgewalk._random import uniform_integers
-from ridgewalk.run import zarr_store
+from ridgewalk.sampling import zarr_store
 
 STEPS = 100_000 // 256 * 256
 ROUNDS = 7

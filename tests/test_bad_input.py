@@ -49,7 +49,7 @@ CASES = {
     ),
     "NaN in the data": (
         lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X.at[jnp.array([3, 17]), 1].set(jnp.nan), Y))),
-        ["data[0]: NaN or infinity in rows 3, 17,", "leave these rows out"],
+        ["data[0]: NaN or infinity in rows 3, 17,", "remove these rows"],
     ),
     "infinity in many rows": (
         lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X, np.full(20, np.inf, np.float32)))),
@@ -170,7 +170,10 @@ CASES = {
         lambda: run(target=rw.Density(lambda p: -jnp.sum(p["b"] ** 2)), position={"a": jnp.ones(2)}, batch_size=None),
         ["log_density", "'b'", "arrays are a"],
     ),
-    "keys of two kinds": (lambda: run(position={"a": jnp.ones(2), 1: jnp.ones(1)}), ["position", "one kind of key"]),
+    "keys of two kinds": (
+        lambda: run(position={"a": jnp.ones(2), 1: jnp.ones(1)}),
+        ["position", "not a valid pytree", "strings"],
+    ),
     "key": (lambda: rw.sample(0, rw.sgld(), TARGET, jnp.zeros(3), steps=5, step_size=0.1), ["0", "jax.random.key(0)"]),
     "several keys": (
         lambda: rw.find_step_size(jax.random.split(jax.random.key(0)), rw.sgld(), TARGET, jnp.zeros(3), batch_size=5),
@@ -178,7 +181,7 @@ CASES = {
     ),
     "table for data": (
         lambda: run(target=rw.Posterior(log_prior, log_likelihood, (X, pd.Series(np.zeros(20))))),
-        ["data[1]", "Series", "labels", ".to_numpy()"],
+        ["data[1]", "Series", "label", ".to_numpy()"],
     ),
     "spread of a prior": (lambda: rw.gaussian_prior(None), ["scale", "None", "1.0"]),
     "svrg never": (lambda: rw.svrg(TARGET, every=0), ["every", "0"]),
@@ -246,7 +249,7 @@ def test_of_arrays_with_infinity_those_are_named_that_hold_the_row_at_fault():
     """Row 19 is NaN, after nine rows in which infinity is meant."""
     lower = INTERVALS["lower"].copy()
     lower[19] = np.nan
-    with pytest.raises(ValueError, match=r"^data\['lower'\]: .* at the start is not finite for row 19; leave"):
+    with pytest.raises(ValueError, match=r"^data\['lower'\]: .* at the start is not finite for row 19; remove"):
         run(target=rw.Posterior(log_prior, censored, INTERVALS | {"lower": lower}))
     x = INTERVALS["x"].copy()
     x[4] = np.inf  # which nan_to_num makes so large that the interval has no probability

@@ -73,9 +73,6 @@ from ridgewalk.result import posterior_expectation as posterior_expectation
 from ridgewalk.result import posterior_mean as posterior_mean
 from ridgewalk.result import posterior_std as posterior_std
 from ridgewalk.result import posterior_variance as posterior_variance
-from ridgewalk.run.checkpoint import CheckpointError as CheckpointError
-from ridgewalk.run.health import DivergenceError as DivergenceError
-from ridgewalk.run.sample import sample as sample
 from ridgewalk.samplers import hamcmc as hamcmc
 from ridgewalk.samplers import hasgld_sa as hasgld_sa
 from ridgewalk.samplers import pruned as pruned
@@ -84,6 +81,9 @@ from ridgewalk.samplers import sghmc as sghmc
 from ridgewalk.samplers import sgld as sgld
 from ridgewalk.samplers import sgnht as sgnht
 from ridgewalk.samplers import sgrld as sgrld
+from ridgewalk.sampling.checkpoint import CheckpointError as CheckpointError
+from ridgewalk.sampling.divergence import DivergenceError as DivergenceError
+from ridgewalk.sampling.sample import sample as sample
 from ridgewalk.schedules import DEFAULT_ADAPTATION as DEFAULT_ADAPTATION
 from ridgewalk.schedules import PowerDecay as PowerDecay
 from ridgewalk.schedules import adaptation_weight as adaptation_weight

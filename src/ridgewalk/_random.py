@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p, threefry_2x32
 
+from ridgewalk._control_flow import WORD
 from ridgewalk._types import Key, Vector
 
 Noise = Literal["gaussian", "two_point"]
@@ -118,3 +119,19 @@ def _to_normal(words: jax.Array) -> Vector:
     odd = 2 * (words >> 9).astype(jnp.int32) + (1 - 2**23)  # in integers: XLA would round 3 − 2⁻²³ to 3
     u = odd.astype(jnp.float32) * jnp.float32(2.0**-23)
     return jnp.float32(np.sqrt(2)) * jax.lax.erf_inv(u)
+
+
+def keys_at(keys: Key, step: int) -> Key:
+    """The keys into which the low word of `step` (see `StepCount`) is folded: below 2³¹ the chains' own."""
+    high = step // WORD
+    if high == 0:
+        return keys
+
+    def of_chain(key: Key) -> Key:
+        return jax.random.fold_in(jax.random.fold_in(key, HIGH_WORD_STREAM), high)
+
+    return jax.vmap(of_chain)(keys)
+
+
+HIGH_WORD_STREAM = 0x73746570
+"""Folded into a chain's key, with the high word, for the random numbers of steps from 2³¹ on."""

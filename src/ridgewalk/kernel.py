@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._control_flow import when
+from ridgewalk._control_flow import StepCount, when
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._random import draw_noise
-from ridgewalk._step_count import StepCount
 from ridgewalk._types import GradientAt, Key, Mask, PyTree, Scalar, Vector
 from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior

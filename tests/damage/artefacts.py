@@ -10,7 +10,7 @@ from ridgewalk.darcy import datasets as data_sets
 from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.grid import Grid
 from ridgewalk.darcy.problems import VaryingPermeability
-from ridgewalk.run.zarr_store import open_finished
+from ridgewalk.sampling.zarr_store import open_finished
 
 TARGET = rw.Density(lambda w: -0.5 * jnp.sum(w["a"] ** 2) - 0.5 * w["b"] ** 2)
 START = {"a": jnp.zeros(3), "b": jnp.zeros(())}
@@ -28,10 +28,10 @@ class Run:
     """A checkpoint folder, with the draws in it; reading it is resuming the run."""
 
     def make(self, root):
-        run(root, 40, checkpoint=root / "run", every=10)
+        run(root, 40, checkpoint=root / "run", checkpoint_every=10)
 
     def read(self, root):
-        result = run(root, 40, checkpoint=root / "run", every=10, resume=True)
+        result = run(root, 40, checkpoint=root / "run", checkpoint_every=10, resume=True)
         return [*jax.tree.leaves(result.positions), result.info.potential]
 
 
@@ -39,7 +39,7 @@ class Continued(Run):
     """The same, where the run goes on for more steps."""
 
     def read(self, root):
-        result = run(root, 60, checkpoint=root / "run", every=10, resume=True)
+        result = run(root, 60, checkpoint=root / "run", checkpoint_every=10, resume=True)
         return [*jax.tree.leaves(result.positions), result.info.potential]
 
 

@@ -12,7 +12,7 @@ from tests.diagnostics.runs import GAUSSIAN, REGRESSION, STEEPEST, healthy, run
 import ridgewalk as rw
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk.preconditioners.static import FixedOperator
-from ridgewalk.run import pace, session
+from ridgewalk.sampling import runner
 
 QUICK = ("sgld, minibatch", "sgld, control variates", "hasgld_sa", "sghmc")
 SLOW = (
@@ -241,8 +241,8 @@ def test_interrupted_run(monkeypatch):
     def interrupting(*_):
         yield lambda *_: signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(session, "progress_bar", interrupting)
-    monkeypatch.setattr(pace, "LONGEST_CHUNK", 2_000)
+    monkeypatch.setattr(runner, "progress_bar", interrupting)
+    monkeypatch.setattr(runner, "LONGEST_CHUNK", 2_000)
     result = run(rw.sgld(), GAUSSIAN.target, 2, step_size=0.03, burn_in=100, steps=10**6)
     assert result.steps < 10**6
     report = result.check()

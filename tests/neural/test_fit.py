@@ -11,7 +11,7 @@ from tests.neural.fits import tiny, waves
 import ridgewalk as rw
 from ridgewalk.neural import fit
 from ridgewalk.neural.fit import Keeping, Schedule, optimise, stable_step_size
-from ridgewalk.run.stopping import Request
+from ridgewalk.sampling.runner import StopFlag
 
 SAMPLERS = {
     "sgld": rw.sgld(),
@@ -78,7 +78,7 @@ def test_the_optimiser_does_not_depend_on_the_data_weight():
         schedule = Schedule(30, 0.01, 5, 1, weight)
         nowhere = Keeping(None, "5 min", {})
         silent = lambda *_: None  # noqa: E731
-        return optimise(jax.random.key(0), target, jnp.array([2.0, -2.0]), schedule, nowhere, silent, Request())
+        return optimise(jax.random.key(0), target, jnp.array([2.0, -2.0]), schedule, nowhere, silent, StopFlag())
 
     one, ten = end(1.0), end(10.0)
     assert one.finished

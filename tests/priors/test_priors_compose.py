@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
-from tests.run.problems import assert_same_run
+from tests.sampling.problems import assert_same_run
 
 import ridgewalk as rw
 from ridgewalk.diagnostics.draw_access import map_gradients
 from ridgewalk.gradients import as_estimator, with_prior
-from ridgewalk.run import checkpoint
+from ridgewalk.sampling import checkpoint
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(40, 4)), RNG.normal(size=40)
@@ -101,7 +101,7 @@ def test_composes_resumes_and_keeps_float32(tmp_path, name, kind):
         target = rw.control_variates(target, jax.tree.map(jnp.zeros_like, start(jnp.float32)))
     elif kind == "svrg":
         target = rw.svrg(target, every=7)
-    whole = run(sampler, target, start(jnp.float32), checkpoint=tmp_path, every=20)
+    whole = run(sampler, target, start(jnp.float32), checkpoint=tmp_path, checkpoint_every=20)
     assert all(status.outcome == "finished" for status in whole.status)
     floats = [
         x for x in jax.tree.leaves((whole.positions, whole.final_states)) if jnp.issubdtype(x.dtype, jnp.floating)
@@ -116,7 +116,9 @@ def test_composes_resumes_and_keeps_float32(tmp_path, name, kind):
     for path in checkpoint.files(Path(tmp_path)):
         if "060" in path.stem:
             path.unlink()
-    assert_same_run(whole, run(sampler, target, start(jnp.float32), checkpoint=tmp_path, every=20, resume=True))
+    assert_same_run(
+        whole, run(sampler, target, start(jnp.float32), checkpoint=tmp_path, checkpoint_every=20, resume=True)
+    )
 
 
 def test_runner_equals_the_kernel_and_looks_at_each_chain_with_its_own_prior(tmp_path):

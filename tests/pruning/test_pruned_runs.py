@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.pruning.pruning_cases import draws_of, regression, start
-from tests.run.problems import assert_same_run
-from tests.run.test_checkpoint import SAMPLERS as RESUMED
-from tests.run.test_checkpoint import forget_after
+from tests.sampling.problems import assert_same_run
+from tests.sampling.test_checkpoint import SAMPLERS as RESUMED
+from tests.sampling.test_checkpoint import forget_after
 
 import ridgewalk as rw
 from ridgewalk.diagnostics.curvature import is_isotropic
 from ridgewalk.ravel import leaf_names
-from ridgewalk.run.fingerprint import describe, differences
+from ridgewalk.sampling.checkpoint import config_snapshot, differences
 
 REGRESSION = regression()
 SAMPLERS = {**RESUMED, "sgrld": rw.sgrld(lambda position: jnp.eye(8)), "svrg": rw.sgld()}
@@ -32,16 +32,16 @@ def test_resume_is_bit_identical(tmp_path, name):
     if name == "svrg":
         options["target"] = rw.svrg(REGRESSION.target, every=7)
     whole = run(SAMPLERS[name], **options)
-    assert_same_run(whole, run(SAMPLERS[name], **options, checkpoint=tmp_path, every=20))
+    assert_same_run(whole, run(SAMPLERS[name], **options, checkpoint=tmp_path, checkpoint_every=20))
     forget_after(tmp_path, 20)
-    assert_same_run(whole, run(SAMPLERS[name], **options, checkpoint=tmp_path, every=20, resume=True))
+    assert_same_run(whole, run(SAMPLERS[name], **options, checkpoint=tmp_path, checkpoint_every=20, resume=True))
 
 
 def test_other_pruning_is_another_run():
-    then, now = (describe(rw.pruned(rw.sgld(), sparsity, stop=40)) for sparsity in (0.5, 0.6))
+    then, now = (config_snapshot(rw.pruned(rw.sgld(), sparsity, stop=40)) for sparsity in (0.5, 0.6))
     assert differences(then, now) == ["pruning.sparsity: 0.5 then, 0.6 now"]
-    assert differences(then, describe(rw.sgld())) != []
-    assert differences({"type": "Sampler"}, {"type": "Sampler", "pruning": describe(rw.sgld().pruning)}) == []
+    assert differences(then, config_snapshot(rw.sgld())) != []
+    assert differences({"type": "Sampler"}, {"type": "Sampler", "pruning": config_snapshot(rw.sgld().pruning)}) == []
 
 
 @pytest.mark.slow

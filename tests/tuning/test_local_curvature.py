@@ -7,7 +7,7 @@ import pytest
 
 import ridgewalk as rw
 from ridgewalk.gradients import as_estimator
-from ridgewalk.run.rows import Rows
+from ridgewalk.sampling.batching import BatchIndexer
 from ridgewalk.tuning import local_curvature
 from ridgewalk.tuning.local_curvature import ProbePoints, fit_local_gaussian
 
@@ -22,7 +22,7 @@ def test_curvature_of_a_likelihood_to_a_power(power):
         lambda w: -0.5 * jnp.sum(w**2), lambda w, batch: -0.5 * power * ((batch[1] - batch[0] @ w) / 0.5) ** 2, (x, y)
     )
     centre = jnp.broadcast_to(jnp.linalg.lstsq(x, y)[0], (4, 3))
-    rows = Rows("replacement", 500, 50)
+    rows = BatchIndexer("replacement", 500, 50)
     operator = rw.Identity().init(centre[0], lambda v: v)
     model = fit_local_gaussian(jax.random.key(0), as_estimator(target), operator, ProbePoints(centre, centre), rows)
     exact = np.linalg.eigvalsh(np.eye(3) + power * np.asarray(x.T @ x) / 0.25)
@@ -44,7 +44,7 @@ def test_curvature_and_noise_of_a_regression(max_dense, monkeypatch):
     centre = np.linalg.lstsq(x, y)[0]
     points = jnp.broadcast_to(jnp.asarray(centre), (64, 3))
     operator = rw.Identity().init(points[0], lambda v: v)
-    rows = Rows("replacement", 500, 50)
+    rows = BatchIndexer("replacement", 500, 50)
     model = fit_local_gaussian(jax.random.key(0), as_estimator(target), operator, ProbePoints(points, points), rows)
     exact = np.linalg.eigvalsh(np.eye(3) + np.asarray(x.T @ x))
     np.testing.assert_allclose(model.max_curvature, exact.max(), rtol=0.15)

@@ -15,7 +15,7 @@ from tests.targets import correlated_gaussian, linear_regression
 from tests.tuning import step_cases
 
 import ridgewalk as rw
-from ridgewalk.run import pace
+from ridgewalk.sampling import runner
 
 SAMPLERS = {"sgld": rw.sgld(), "hasgld_sa": rw.hasgld_sa()}
 GAUSSIAN = correlated_gaussian()
@@ -208,7 +208,7 @@ def test_a_signal_ends_the_search(number, tmp_path, monkeypatch):
         if len(chunks) == 2:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(pace.Pace, "made", made)
+    monkeypatch.setattr(runner.ChunkSizer, "record", made)
     threads = set(threading.enumerate())
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):

@@ -41,15 +41,12 @@ from ridgewalk.preconditioners.limited import SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
 from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result
-from ridgewalk.run import checkpoint
-from ridgewalk.run.checkpoint import Checkpoint
-from ridgewalk.run.fingerprint import describe, differences
-from ridgewalk.run.health import stability_limit
-from ridgewalk.run.pace import Pace
-from ridgewalk.run.plan import Every, parse_every
-from ridgewalk.run.progress import Report, progress_bar
-from ridgewalk.run.sample import sample
-from ridgewalk.run.stopping import Request, stop_request
+from ridgewalk.sampling import checkpoint
+from ridgewalk.sampling.checkpoint import Checkpoint, config_snapshot, differences
+from ridgewalk.sampling.divergence import stability_limit
+from ridgewalk.sampling.runner import ChunkSizer, Report, StopFlag, progress_bar, stop_on_signal
+from ridgewalk.sampling.sample import sample
+from ridgewalk.sampling.schedule import Every, parse_interval
 from ridgewalk.target import Posterior
 
 SEQUENTIAL_FROM = 1_000_000
@@ -152,21 +149,21 @@ def optimise(
     schedule: Schedule,
     keeping: Keeping,
     report: Report,
-    request: Request,
+    request: StopFlag,
 ) -> Optimised:
     """All steps, or those until a signal arrives; resumed from the newest checkpoint where there is one."""
     fixed = schedule.without_units
     units = np.float32((schedule.examples or target.size) * schedule.outputs * schedule.data_weight)
     at, done = _resumed(begin_steps(position, schedule=fixed), keeping)
-    between = parse_every(keeping.every)
-    pace, saved_at, saved = Pace(), time.monotonic(), done
+    between = parse_interval(keeping.every, "every")
+    pace, saved_at, saved = ChunkSizer(), time.monotonic(), done
     while done < schedule.steps and not request.signal:
         stop = min(done + pace.length, schedule.steps)
         if between[0] is not None:
             stop = min(stop, (done // between[0] + 1) * between[0])
         at = advance_steps(target, key, at, np.int32(done), np.int32(stop), units, schedule=fixed)
         newest = np.asarray(at.losses)[stop - 1 : stop]
-        pace.made(stop - done)
+        pace.record(stop - done)
         done = stop
         report(done, newest, np.isfinite(newest))
         if not np.isfinite(newest).all():
@@ -187,7 +184,7 @@ def _save(at: OptimiserState, done: int, keeping: Keeping) -> None:
     if keeping.folder is None:
         return
     arrays = [np.array(leaf) for leaf in jax.tree.leaves(at)]
-    checkpoint.write(keeping.folder, Checkpoint(done, arrays, describe(keeping.settings)))
+    checkpoint.write(keeping.folder, Checkpoint(done, arrays, config_snapshot(keeping.settings)))
 
 
 def _resumed(fresh: OptimiserState, keeping: Keeping) -> tuple[OptimiserState, int]:
@@ -197,7 +194,7 @@ def _resumed(fresh: OptimiserState, keeping: Keeping) -> tuple[OptimiserState, i
     found = checkpoint.latest(keeping.folder)
     if found is None:
         return fresh, 0
-    changed = differences(found.settings, describe(keeping.settings))
+    changed = differences(found.settings, config_snapshot(keeping.settings))
     if changed:
         listed = "\n  ".join(changed)
         raise ValueError(
@@ -320,7 +317,7 @@ def _optimised(
         folder = None if settings.checkpoint is None else settings.checkpoint / f"optimiser-{chain}"
         about = {"spec": spec, "schedule": schedule, "key": keys[chain], "data": target.data, "chain": chain}
         keeping = Keeping(folder, settings.every, about)
-        with stop_request() as request, progress_bar(schedule.steps, 0, settings.progress) as report:
+        with stop_on_signal() as request, progress_bar(schedule.steps, 0, settings.progress) as report:
             done = optimise(keys[chain], target, start, schedule, keeping, report, request)
         if not done.finished:
             raise _interrupted(f"start {chain + 1} of {chains} was being optimised", settings.checkpoint)
@@ -353,7 +350,7 @@ def _step_size(
     if note is None:
         return stable_step_size(sampler, target, position, settings.batch_size, data.examples)
     found_for = {"spec": spec, "sampler": sampler, "batch_size": settings.batch_size, "data": target.data}
-    about = describe({**found_for, "start": jax.tree.leaves(position)})
+    about = config_snapshot({**found_for, "start": jax.tree.leaves(position)})
     if note.exists():
         noted = unseal(note, read_json_object(note))
         if noted.get("for") == about:
@@ -430,7 +427,7 @@ def _sampled(
         start_per_chain=True,
         chain_method="vectorized" if weights < SEQUENTIAL_FROM else "sequential",
         checkpoint=None if settings.checkpoint is None else settings.checkpoint / "sampling",
-        every=settings.every,
+        checkpoint_every=settings.every,
         resume=settings.checkpoint is not None,
         progress=settings.progress,
     )

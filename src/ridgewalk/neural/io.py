@@ -47,7 +47,7 @@ from ridgewalk.neural.sparse.bitmask_arrays import Packed
 from ridgewalk.neural.sparse.bitmask_arrays import packed as packed_array
 from ridgewalk.neural.sparse.model import PrunedNetworks, pack_draws, unpack_draws
 from ridgewalk.ravel import leaf_names
-from ridgewalk.run.fingerprint import describe
+from ridgewalk.sampling.checkpoint import config_snapshot
 
 FORMAT = "ridgewalk-surrogate"
 FORMAT_VERSION = 1
@@ -217,7 +217,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return NOT_SAVED + json.dumps(describe(value), sort_keys=True)
+    return NOT_SAVED + json.dumps(config_snapshot(value), sort_keys=True)
 
 
 def _leaves(model: SurrogateRegressor, fitted: Fitted) -> list[dict[str, Any]]:

@@ -32,8 +32,8 @@ from ridgewalk.neural.posterior import (
 from ridgewalk.neural.report import FitReport
 from ridgewalk.neural.scaling import InputScaling, OutputScales, OutputScaling, fit_inputs, fit_outputs
 from ridgewalk.neural.sparse.model import PrunedNetworks
-from ridgewalk.run.plan import Every, parse_every
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
+from ridgewalk.sampling.schedule import Every, parse_interval
 
 with requires_extra("neural"):
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
@@ -175,7 +175,7 @@ def check_parameters(parameters: dict[str, Any]) -> None:
             f"draws: {parameters['draws']} do not fit into steps = {parameters['steps']} with burn_in = "
             f"{parameters['burn_in']}; make more steps, or keep fewer draws"
         )
-    parse_every(parameters["every"])
+    parse_interval(parameters["every"], "every")
 
 
 def settings_from(parameters: dict[str, Any], seed: int) -> FitSettings:

@@ -13,7 +13,7 @@ from ridgewalk.diagnostics.curvature import whitened_gradient
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.preconditioners._curvature import largest_eigenvalue, whitened_hessian_product
 from ridgewalk.ravel import Layout, layout_of
-from ridgewalk.run.rows import Rows
+from ridgewalk.sampling.batching import BatchIndexer
 from ridgewalk.target import Posterior
 from ridgewalk.tuning.local_gaussian import LocalGaussian
 
@@ -53,7 +53,7 @@ class ProbePoints(NamedTuple):
 
 
 def fit_local_gaussian(
-    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: Rows
+    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: BatchIndexer
 ) -> LocalGaussian:
     """Mean A and V over the probe points, in the eigenvectors of A, and the quantities of interest.
 
@@ -64,7 +64,9 @@ def fit_local_gaussian(
     return fit(key, estimator, operator, points, rows)
 
 
-def _fit_dense(key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: Rows) -> LocalGaussian:
+def _fit_dense(
+    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: BatchIndexer
+) -> LocalGaussian:
     d, target = points.layout.size, estimator.target
     curvature_key, score_key = jax.random.split(key)
     measured = preconditioned_hessians(curvature_key, estimator, operator, points, rows)
@@ -86,7 +88,7 @@ def _fit_dense(key: Key, estimator: GradientEstimator, operator: Any, points: Pr
 
 
 def _fit_lanczos(
-    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: Rows
+    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: BatchIndexer
 ) -> LocalGaussian:
     curvature_key, score_key = jax.random.split(key)
     axes, *measured = lanczos_spectrum(curvature_key, estimator, operator, points, rows)
@@ -166,7 +168,7 @@ def _hessian_products(
 
 
 def _noise_covariance(
-    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: Rows, axes: Any
+    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: BatchIndexer, axes: Any
 ) -> Any:
     """V, the covariance of the whitened gradients over batches, averaged over points: (d, d), or (m,) along `axes`."""
     form = points.layout
@@ -187,7 +189,7 @@ def _noise_covariance(
 
     width = form.size if axes is None else axes.shape[0]
     start = jnp.zeros((width, width) if axes is None else (width,), form.dtype)
-    if rows.whole:
+    if rows.full:
         return start
     total, _ = jax.lax.scan(add_point, start, (jax.random.split(key, count), points.positions, points.anchors))
     return total / (count * (NOISE_GRADIENTS - 1))
@@ -195,7 +197,7 @@ def _noise_covariance(
 
 @partial(jax.jit, static_argnames=("rows",))
 def preconditioned_hessians(
-    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: Rows
+    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: BatchIndexer
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sᵀ H S at every probe point, its mean for the prior alone, and V."""
     form = points.layout
@@ -217,7 +219,7 @@ def preconditioned_hessians(
 
 @partial(jax.jit, static_argnames=("rows",))
 def lanczos_spectrum(
-    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: Rows
+    key: Key, estimator: GradientEstimator, operator: Any, points: ProbePoints, rows: BatchIndexer
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Scalar]:
     """Ritz vectors and values of the mean Sᵀ H S, their spectral weights, the noise along them, and λ_max.
 

@@ -15,9 +15,9 @@ from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner, StaticPreconditioner
 from ridgewalk.preconditioners.dense import Dense
 from ridgewalk.result import Result
-from ridgewalk.run.health import DivergenceError
-from ridgewalk.run.rows import Rows
-from ridgewalk.run.sample import sample
+from ridgewalk.sampling.batching import BatchIndexer
+from ridgewalk.sampling.divergence import DivergenceError
+from ridgewalk.sampling.sample import sample
 from ridgewalk.tuning.local_curvature import ProbePoints, fit_local_gaussian
 from ridgewalk.tuning.local_gaussian import LocalGaussian, excess_potential
 
@@ -115,7 +115,7 @@ class PilotRuns:
             "check that the log density is smooth there"
         )
 
-    def fit_models(self, rows: Rows, rule: Preconditioner) -> list[LocalGaussian]:
+    def fit_models(self, rows: BatchIndexer, rule: Preconditioner) -> list[LocalGaussian]:
         """The local Gaussian model at the last draws, one for the preconditioner of each chain if it adapts."""
         estimator, lag = self.estimator, 1
         if isinstance(estimator, SVRG):

@@ -16,9 +16,8 @@ from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_de
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import AdaptivePreconditioner
 from ridgewalk.ravel import layout_of
-from ridgewalk.run import checks
-from ridgewalk.run.finite import suspects
-from ridgewalk.run.health import stability_limit
+from ridgewalk.sampling import validation
+from ridgewalk.sampling.divergence import stability_limit
 from ridgewalk.target import Density, Target
 from ridgewalk.tuning.local_gaussian import Criterion, IntendedRun, LocalGaussian, optimal_step_size, predict_error
 from ridgewalk.tuning.pilot_runs import DRAWS, PilotRuns, StepHalvingCheck
@@ -112,17 +111,17 @@ def find_step_size(
             predictions), without data the parameters, in units of their standard deviations.
         progress: print the result.
     """
-    checks.check_kinds(key, sampler, target)
+    validation.check_kinds(key, sampler, target)
     sampler = replace(sampler, pruning=None)  # a step size that is stable for all weights is stable for a subset
-    checks.check_counts(steps, 0, 1, chains)
+    validation.check_counts(steps, 0, 1, chains)
     _check_dynamics(sampler.dynamics)
     check_choice("criterion", criterion, get_args(Criterion))
     estimator = as_estimator(target)
-    rows = checks.check_data(estimator.target, batch_size, True)
-    suspected = suspects(None if isinstance(estimator.target, Density) else estimator.target.data)
-    position = checks.check_position(position)
+    rows = validation.check_data(estimator.target, batch_size, True)
+    suspected = validation.find_nonfinite_rows(None if isinstance(estimator.target, Density) else estimator.target.data)
+    position = validation.check_position(position)
     compiled = estimator_on_device(estimator)
-    checks.check_functions(compiled.target, position, rows, suspected)
+    validation.check_functions(compiled.target, position, rows, suspected)
     first = stability_limit(sampler, compiled, position)
     if not math.isfinite(first):
         data = f", and second derivatives where {' and '.join(suspected)} hold NaN or infinity" if suspected else ""

@@ -15,8 +15,8 @@ from tests.studies.framework.toy import toy_study
 from typer.testing import CliRunner
 
 from ridgewalk.cli import app
-from ridgewalk.run.health import DivergenceError
 from ridgewalk.samplers import sgld
+from ridgewalk.sampling.divergence import DivergenceError
 from ridgewalk.studies.framework import comparison, runner, study
 from ridgewalk.studies.framework.schema import Number, Table, from_json, judge, to_json, versus_paper
 from ridgewalk.studies.framework.study import Preset, Task

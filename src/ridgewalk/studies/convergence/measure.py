@@ -13,7 +13,7 @@ from ridgewalk._types import Key, Scalar, Vector
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler, State, build_kernel
 from ridgewalk.result import Result
-from ridgewalk.run.loop import CHAINS, init_chains
+from ridgewalk.sampling.loop import CHAIN_AXES, init_chains
 from ridgewalk.schedules import PowerDecay
 from ridgewalk.studies.framework.comparison import BenchmarkPosterior, mean_and_se, operator_matrix, run_chains
 from ridgewalk.target import Density, Posterior
@@ -125,7 +125,7 @@ def trace_operator(
             return kernel.step(noise_key, state, batch, step_size)[0]
 
         def body(k: Scalar, states: State) -> State:
-            return jax.vmap(one, in_axes=(0, CHAINS, None), out_axes=CHAINS)(keys, states, k)
+            return jax.vmap(one, in_axes=(0, CHAIN_AXES, None), out_axes=CHAIN_AXES)(keys, states, k)
 
         return jax.lax.fori_loop(start, stop, body, states)
 
@@ -147,7 +147,7 @@ def _matrices(states: State) -> jax.Array:
         eye = jnp.eye(state.position.shape[0], dtype=state.position.dtype)
         return jax.vmap(state.preconditioner.multiply)(eye)
 
-    return jax.vmap(matrix, in_axes=(CHAINS,))(states)
+    return jax.vmap(matrix, in_axes=(CHAIN_AXES,))(states)
 
 
 def square_distances(traces: np.ndarray, centre: np.ndarray) -> np.ndarray:

@@ -38,8 +38,7 @@ from ridgewalk.preconditioners._curvature import largest_curvature
 from ridgewalk.preconditioners.rescaled import gradient_scale, rescaled
 from ridgewalk.preconditioners.static import Identity
 from ridgewalk.ravel import layout_of
-from ridgewalk.run.progress import progress_bar
-from ridgewalk.run.stopping import stop_request
+from ridgewalk.sampling.runner import progress_bar, stop_on_signal
 from ridgewalk.studies.darcy.settings import CHAIN_ONLY, Kind, Settings
 from ridgewalk.studies.framework.tasks import Arrays, cached_arrays
 from ridgewalk.target import Posterior
@@ -256,7 +255,7 @@ def _optimised(problem: DarcyPosterior, seed: int, folder: Path, known: dict[str
     def make(unfinished: Path) -> Arrays:
         first, order = jax.random.split(jax.random.key(seed))
         keeping = Keeping(unfinished, "60 s", known)
-        with stop_request() as request, progress_bar(schedule.steps, 0, False) as report:
+        with stop_on_signal() as request, progress_bar(schedule.steps, 0, False) as report:
             done = optimise(order, problem.target, problem.model.init(first), schedule, keeping, report, request)
         if not done.finished:
             raise KeyboardInterrupt

@@ -1,8 +1,15 @@
-"""What can be wrong before the first step, said with the argument, its value and the fix."""
+"""Checks before the first step; errors name the argument, its value and the fix.
+
+NaN and infinity in the data would make chains diverge, and the step size would be blamed. Data in memory are searched
+before a run, data on the host after a divergence. A likelihood may be written for them (infinity for an open bound, NaN
+for a missing value), so data in memory are refused only where it, or its gradient, is not finite.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import reduce
+from itertools import islice
 from typing import Any
 
 import jax
@@ -10,28 +17,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._compilation import jit
-from ridgewalk._types import PyTree
-from ridgewalk.data import Batches, DataPlaceholder, on_host
+from ridgewalk._types import Key, PyTree, Scalar
+from ridgewalk._validation import check_whole
+from ridgewalk.data import Batches, DataPlaceholder, on_host, read_rows
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler, build_kernel
 from ridgewalk.ravel import leaf_names
-from ridgewalk.run.finite import FIX, check_finite, has_bad_rows
-from ridgewalk.run.rows import Rows
+from ridgewalk.sampling.batching import BatchIndexer, Source, rows_of_steps
 from ridgewalk.target import Density, Posterior, Target
-
-
-def _whole(name: str, value: Any, least: int, fix: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}; {fix}")
-    return int(value)
 
 
 def check_counts(steps: int, burn_in: int, thin: int, chains: int) -> None:
     """Steps, burn-in, thinning and chains that leave at least one draw."""
-    _whole("steps", steps, 1, "say how many steps each chain makes")
-    _whole("burn_in", burn_in, 0, "use 0 to keep all steps")
-    _whole("thin", thin, 1, "use 1 to keep every step")
-    _whole("chains", chains, 1, "use at least one chain, four to compute R-hat")
+    check_whole("steps", steps, 1, "say how many steps each chain makes")
+    check_whole("burn_in", burn_in, 0, "use 0 to keep all steps")
+    check_whole("thin", thin, 1, "use 1 to keep every step")
+    check_whole("chains", chains, 1, "use at least one chain, four to compute R-hat")
     if burn_in >= steps:
         raise ValueError(f"burn_in: {burn_in} is not below steps = {steps}, so no draw would be left; lower it")
     if thin > steps - burn_in:
@@ -57,7 +58,7 @@ def check_position(position: PyTree, name: str = "position") -> PyTree:
         leaves, _ = jax.tree_util.tree_flatten_with_path(position)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{name}: JAX cannot lay it out ({error}); use one kind of key, best strings, in every dictionary"
+            f"{name}: it is not a valid pytree ({error}); dictionary keys must be sortable, for example all strings"
         ) from error
     if not leaves:
         raise ValueError(f"{name}: it holds no arrays; pass a pytree with at least one float array")
@@ -97,12 +98,12 @@ def check_precision(sampler: Sampler, estimator: GradientEstimator, position: Py
         ) from error
 
 
-def check_data(target: Target, batch_size: int | None, replacement: bool) -> Rows:
+def check_data(target: Target, batch_size: int | None, replacement: bool) -> BatchIndexer:
     """Data whose leading axes agree and can fill a batch; which rows of them a step uses."""
     if isinstance(target, Density):
         if batch_size is not None:
             raise ValueError(f"batch_size: {batch_size} was given, but a Density has no data; leave it out")
-        return Rows("none")
+        return BatchIndexer("none")
     if isinstance(target.data, Batches):
         return _check_batches(target.data, batch_size)
     leaves, _ = jax.tree_util.tree_flatten_with_path(target.data)
@@ -111,8 +112,8 @@ def check_data(target: Target, batch_size: int | None, replacement: bool) -> Row
     for path, leaf in leaves:
         if hasattr(leaf, "iloc"):
             raise ValueError(
-                f"data{jax.tree_util.keystr(path)}: a {type(leaf).__name__} finds rows by their labels, not their "
-                "places; pass its numbers, .to_numpy()"
+                f"data{jax.tree_util.keystr(path)}: pandas objects such as this {type(leaf).__name__} are indexed by "
+                "label; pass .to_numpy()"
             )
     sizes = {f"data{jax.tree_util.keystr(path)}": np.shape(leaf)[:1] for path, leaf in leaves}
     if () in sizes.values():
@@ -129,17 +130,18 @@ def check_data(target: Target, batch_size: int | None, replacement: bool) -> Row
                 "batch_size: None would read all data from disk in every step; give a number of examples, or load the "
                 "data into memory with np.asarray"
             )
-        return Rows("whole", target.size, target.size)
-    _whole("batch_size", batch_size, 1, "use None for the full data")
+        return BatchIndexer("full", target.size, target.size)
+    check_whole("batch_size", batch_size, 1, "use None for the full data")
     if batch_size > target.size:
         raise ValueError(
             f"batch_size: {batch_size} is larger than the {target.size} examples; "
             f"use at most {target.size}, or None for the full data"
         )
-    return Rows("replacement" if replacement else "epochs", target.size, int(batch_size))
+    source: Source = "replacement" if replacement else "epochs"
+    return BatchIndexer(source, target.size, int(batch_size), prefetched=on_host(target.data))
 
 
-def _check_batches(batches: Batches, batch_size: int | None) -> Rows:
+def _check_batches(batches: Batches, batch_size: int | None) -> BatchIndexer:
     counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batches.first())}
     if len(counts) != 1 or () in counts:
         raise ValueError(
@@ -148,13 +150,13 @@ def _check_batches(batches: Batches, batch_size: int | None) -> Rows:
     (count,) = counts.pop()
     if batch_size not in (None, count):
         raise ValueError(f"batch_size: {batch_size} was given, but the iterable's batches have {count}; leave it out")
-    return Rows("stream", batches.size, count)
+    return BatchIndexer("iterable", batches.size, count, prefetched=True)
 
 
 _potential = jit(Posterior.potential)
 
 
-def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dict[str, np.ndarray]) -> float:
+def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, suspected: dict[str, np.ndarray]) -> float:
     """Functions of the right shape, finite in rows `suspected`, and the potential to start from, which is finite."""
     if isinstance(target, Density):
         _scalar("log_density", target.log_density, position)
@@ -162,7 +164,7 @@ def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dic
     else:
         target = target.frozen(target.first_prior(position)) if target.adaptive else target
         _scalar("log_prior", target.prior_value, position)
-        count = rows.batch_size
+        count = indexer.batch_size
         examples = target.data.examples if isinstance(target.data, DataPlaceholder) else target.data
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
         shape = _shape("log_likelihood", target.likelihood_values, position, batch)
@@ -174,7 +176,7 @@ def check_functions(target: Target, position: PyTree, rows: Rows, suspected: dic
         check_finite(target, position, suspected)
         value = float(_potential(target, position, target.subsample()))
     if not math.isfinite(value):
-        if not isinstance(target, Density) and has_bad_rows(target.subsample()):
+        if not isinstance(target, Density) and has_nonfinite_rows(target.subsample()):
             raise ValueError(f"data: some of the first examples looked at hold NaN or infinity; {FIX}")
         raise ValueError(
             f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
@@ -247,3 +249,114 @@ def check_kinds(key: Any, sampler: Any, target: Any) -> None:
             f"target: the estimator {type(target).__name__} is a plain class, which JAX cannot look into; put "
             "@ridgewalk.pytree_dataclass over it"
         )
+
+
+# NaN and infinity in the data
+
+NUMBERS_AT_ONCE = 2**22
+"""How many numbers are looked at together, so that the look takes little memory."""
+
+SHOWN = 5
+"""How many rows a message names."""
+
+TRIED = 8
+"""In how many rows of an array with NaN, and in how many with infinity, the likelihood is tried."""
+
+MOST_BATCHES = 1_000
+"""How many batches of an iterable are gone through to find the one that is not finite."""
+
+FIX = "remove these rows, or impute them and pass a mask as another data array"
+
+
+def _nonfinite_rows(leaf: np.ndarray) -> np.ndarray:
+    """The rows of an array that hold NaN or infinity; none where it is not of floats."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return np.zeros(0, int)
+    size = len(leaf)
+    at_once = max(1, NUMBERS_AT_ONCE * size // max(leaf.size, 1))
+    parts = []
+    for start in range(0, size, at_once):
+        part = leaf[start : start + at_once]
+        finite = np.isfinite(part)
+        if not finite.all():
+            parts.append(start + np.flatnonzero(~finite.reshape(len(part), -1).all(axis=1)))
+    return np.concatenate(parts) if parts else np.zeros(0, int)
+
+
+def _listed(rows: np.ndarray) -> str:
+    more = f" and {len(rows) - SHOWN:,} more" if len(rows) > SHOWN else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:SHOWN]))}{more}"
+
+
+def _leaves(data: PyTree) -> list[tuple[str, Any]]:
+    return [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]]
+
+
+def find_nonfinite_rows(data: PyTree) -> dict[str, np.ndarray]:
+    """The rows with NaN or infinity of each array in memory that has any; what stays on the host is not read for this.
+
+    Keys are the arrays' names, such as `data['x']`.
+    """
+    if on_host(data):
+        return {}
+    found = {name: _nonfinite_rows(np.asarray(leaf)) for name, leaf in _leaves(data)}
+    return {name: rows for name, rows in found.items() if rows.size}
+
+
+@jax.jit
+def _likelihood_is_finite(target: Posterior, position: PyTree) -> Scalar:
+    """Whether log p(d_i | θ) and its gradient are, over all data of the target."""
+
+    def total(position: PyTree) -> tuple[Scalar, Scalar]:
+        values = target.likelihood_values(position, target.data)
+        return jnp.sum(values), jnp.all(jnp.isfinite(values))
+
+    gradient, finite = jax.grad(total, has_aux=True)(position)
+    return jnp.all(jnp.stack([finite, *(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))]))
+
+
+def check_finite(target: Posterior, position: PyTree, suspected: dict[str, np.ndarray]) -> None:
+    """Raise where the likelihood or its gradient is not finite at a position in some of the rows suspected."""
+    leaves = dict(_leaves(target.data))
+    for name, rows in suspected.items():
+        part = np.asarray(leaves[name])[rows]
+        missing = np.isnan(part.reshape(len(part), -1)).any(axis=1)
+        for row in (*rows[missing][:TRIED], *rows[~missing][:TRIED]):
+            # The row twice, as likelihoods may squeeze axes of length one.
+            alone = dataclasses.replace(
+                target, data=jax.tree.map(lambda x, row=row: jnp.asarray(x[np.array([row, row])]), target.data)
+            )
+            if not _likelihood_is_finite(alone, position):
+                shared = {other: bad for other, bad in suspected.items() if row in bad}
+                common = _listed(reduce(np.intersect1d, shared.values()))
+                raise ValueError(
+                    f"{' and '.join(shared)}: NaN or infinity in {common}, and "
+                    f"log_likelihood or its gradient at the start is not finite for row {row}; {FIX}"
+                )
+
+
+def has_nonfinite_rows(data: PyTree) -> bool:
+    """Whether any array holds NaN or infinity."""
+    return any(_nonfinite_rows(np.asarray(leaf)).size for leaf in jax.tree.leaves(data))
+
+
+def locate_nonfinite_batch(data: PyTree, indexer: BatchIndexer, keys: Key, chain: int, step: int) -> str:
+    """What is not finite in the batch from the host that chain `chain` of `keys` saw in a step; "" where all is."""
+    if isinstance(data, Batches):
+        return _locate_in_iterable(data, step)
+    chosen = np.unique(np.asarray(rows_of_steps(indexer, keys, step, 1))[0, chain])
+    for name, leaf in _leaves(data):
+        bad = _nonfinite_rows(read_rows(leaf, chosen))
+        if bad.size:
+            return f"{name} in {_listed(chosen[bad])}"
+    return ""
+
+
+def _locate_in_iterable(batches: Batches, step: int) -> str:
+    """The first batch that is not finite of those read up to a step; later ones cannot have done it."""
+    for number, item in enumerate(islice(batches.batches, min(step + 1, MOST_BATCHES))):
+        for name, leaf in _leaves(jax.tree.map(np.asarray, item)):
+            bad = _nonfinite_rows(leaf)
+            if bad.size:
+                return f"{name} in {_listed(bad)} of batch {number}"
+    return ""

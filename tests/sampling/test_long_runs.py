@@ -10,16 +10,17 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.run.problems import REGRESSION, assert_same_run, run
+from tests.sampling.problems import REGRESSION, assert_same_run, run
 
 import ridgewalk as rw
-from ridgewalk._step_count import WORD, StepCount, keys_at
-from ridgewalk.run import checkpoint, groups
-from ridgewalk.run.archive import RunWriter
-from ridgewalk.run.fingerprint import describe
-from ridgewalk.run.loop import init_chains
-from ridgewalk.run.rows import Rows, order_at, rows_of_steps
-from ridgewalk.run.step_sizes import BLOCK, StepSizes
+from ridgewalk._control_flow import WORD, StepCount
+from ridgewalk._random import keys_at
+from ridgewalk.sampling import checkpoint, runner
+from ridgewalk.sampling.batching import BatchIndexer, order_at, rows_of_steps
+from ridgewalk.sampling.checkpoint import config_snapshot
+from ridgewalk.sampling.loop import init_chains
+from ridgewalk.sampling.schedule import BLOCK, StepSizes
+from ridgewalk.sampling.storage import RunWriter
 
 COUNTS = st.integers(0, 2**55) | st.integers(WORD - 5, WORD + 5) | st.integers(0, 50)
 
@@ -113,7 +114,7 @@ def begin_at(monkeypatch):
         def init(*arguments):
             return init_chains(*arguments)._replace(step=StepCount.of(first))
 
-        monkeypatch.setattr(groups, "init_chains", init)
+        monkeypatch.setattr(runner, "init_chains", init)
         monkeypatch.setattr(RunWriter, "start", property(lambda self: self.found.step if self.found else first))
 
     return begin
@@ -178,7 +179,7 @@ def test_a_run_resumes_where_it_crossed(begin_at, tmp_path):
     options = {"chains": 2, "burn_in": first, "thin": 2, "replacement": False, "batch_size": 70}
     whole = run(sampler, steps=first + 24, **options)
     for stop in (6, 14, 24):
-        part = run(sampler, steps=first + stop, **options, checkpoint=tmp_path, every=4, resume=True)
+        part = run(sampler, steps=first + stop, **options, checkpoint=tmp_path, checkpoint_every=4, resume=True)
     assert_same_run(part, whole)
     newest = checkpoint.files(tmp_path)[-1]
     assert newest.name == f"step-{first + 24:012d}.safetensors"
@@ -202,7 +203,7 @@ def test_random_numbers_do_not_come_again():
 @pytest.mark.parametrize("size", [50, 23])
 def test_epochs_go_on(size):
     """Every epoch has every example once, also one that 2³¹ cuts in two, and no two have the same order."""
-    rows, keys = Rows("epochs", size, 10), jax.random.split(jax.random.key(1), 2)
+    rows, keys = BatchIndexer("epochs", size, 10), jax.random.split(jax.random.key(1), 2)
     per_epoch = size // 10
     for around in (WORD, 2 * WORD, per_epoch * WORD):
         first = (around // per_epoch - 2) * per_epoch
@@ -272,7 +273,7 @@ def test_a_schedule_that_ends_late_is_refused_where_it_ends():
 
 def test_other_step_sizes_late_in_a_run_are_noticed():
     described = [
-        describe(StepSizes(lambda k, late=late: jnp.where(k > 2**27, late, 0.1), 2**30).described(2**28))
+        config_snapshot(StepSizes(lambda k, late=late: jnp.where(k > 2**27, late, 0.1), 2**30).described(2**28))
         for late in (0.1, 0.2)
     ]
     assert described[0] != described[1]

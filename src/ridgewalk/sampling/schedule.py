@@ -1,6 +1,9 @@
-"""The step sizes of a run: a function of the step, evaluated as far as the run has come."""
+"""The schedule of a run: its steps, the draws among them, step sizes, and how often a checkpoint is written."""
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._step_count import WORD
+from ridgewalk._control_flow import WORD
 
 BLOCK = 2**20
 """Steps for which a schedule is evaluated at once: 8 MB of step sizes."""
@@ -116,3 +119,61 @@ def _vectorised(schedule: Callable[[Any], Any], steps: np.ndarray) -> np.ndarray
             pass
     with _x64(True):
         return np.asarray(jax.vmap(schedule)(jnp.asarray(steps)), float)
+
+
+FAR = 2**30
+
+Every = int | str | timedelta
+"""Steps (500), or a time ("30 s", "10 min", "2 h", or a timedelta)."""
+
+_UNITS = {"s": 1, "sec": 1, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class RunSchedule:
+    """`steps` steps, of which after `burn_in` the last of every `thin` is a draw."""
+
+    steps: int
+    burn_in: int
+    thin: int
+    chains: int
+    step_sizes: StepSizes
+
+    @property
+    def draws(self) -> int:
+        """Draws of a whole run."""
+        return self.draws_by(self.steps)
+
+    def draws_by(self, step: int) -> int:
+        """Draws that are complete after `step` steps."""
+        return max(step - self.burn_in, 0) // self.thin
+
+    def draw_step_sizes(self, draws: int) -> np.ndarray:
+        """ε of the first draws."""
+        return self.step_sizes.every(self.burn_in + self.thin - 1, self.thin, draws)
+
+    def next_draw(self, step: int) -> tuple[int, int]:
+        """Steps made from `step` on before the one that ends the next draw, and `thin`: at most 2³⁰, so that a device
+        call can count to them.
+        """
+        last = self.burn_in + self.thin * (self.draws_by(step) + 1) - 1
+        return min(last - step, FAR), min(self.thin, FAR)
+
+
+def parse_interval(every: Every, name: str = "checkpoint_every") -> tuple[int | None, float | None]:
+    """Steps or seconds between checkpoints."""
+    fix = "use a number of steps such as 500, or a time such as '30 s', '10 min' or '2 h'"
+    if isinstance(every, timedelta):
+        seconds = every.total_seconds()
+    elif isinstance(every, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|h)\s*", every)
+        if match is None:
+            raise ValueError(f"{name}: {every!r} is not a time; {fix}")
+        seconds = float(match[1]) * _UNITS[match[2]]
+    elif isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
+        raise ValueError(f"{name}: {every!r} is not a positive whole number of steps; {fix}")
+    else:
+        return int(every), None
+    if seconds <= 0:
+        raise ValueError(f"{name}: {every!r} must be positive; {fix}")
+    return None, seconds

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.harness import complaints
-from tests.run.problems import REGRESSION, run
+from tests.sampling.problems import REGRESSION, run
 
 import ridgewalk as rw
-from ridgewalk.run import zarr_store
+from ridgewalk.sampling import zarr_store
 
 
 def walled(theta):
@@ -66,7 +66,7 @@ def test_draws_before_the_divergence_stay(tmp_path, monkeypatch):
     # Where a chunk ends between the last position and the step that shows it to be bad, the draws are the same.
     monkeypatch.setattr(zarr_store, "CHUNK_BYTES", 32)  # on disk, chunks of two draws: in memory or written
     for more in ({}, {"store": tmp_path / "one"}, {"store": tmp_path / "other", "burn_in": 1}):
-        cut = run(**options, every=last, **more)
+        cut = run(**options, checkpoint_every=last, **more)
         np.testing.assert_array_equal(cut.positions[:], result.positions[:, more.get("burn_in", 0) :])
         assert np.isnan(cut.info.potential[1, last - 1 - more.get("burn_in", 0) :]).all()
 
@@ -124,7 +124,7 @@ PARALLEL = """
 import sys; sys.path.insert(0, sys.argv[1])
 import jax; jax.config.update("jax_enable_x64", True)
 import numpy as np
-from tests.run.problems import run
+from tests.sampling.problems import run
 options = dict(chains=2, steps=40)
 assert len(jax.local_devices()) == 2
 one, other = run(**options), run(**options, chain_method="parallel")

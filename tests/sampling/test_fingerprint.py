@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.run.problems import REGRESSION, assert_same_run, run
+from tests.sampling.problems import REGRESSION, assert_same_run, run
 
 import ridgewalk as rw
-from ridgewalk.run import fingerprint
-from ridgewalk.run.fingerprint import describe, differences, environment
+from ridgewalk.sampling import checkpoint as fingerprint
+from ridgewalk.sampling.checkpoint import config_snapshot, differences, environment
 
 SCALE = 2.0
 WEIGHTS = np.arange(3.0)
@@ -28,7 +28,7 @@ def described(source, name="f"):
     """The description of a function of a source text."""
     space = {"__name__": "made_up", "np": np, "jnp": jnp, "functools": functools, "dataclass": dataclasses.dataclass}
     exec(compile(textwrap.dedent(source), "nowhere.py", "exec"), space)
-    return describe(space[name])
+    return config_snapshot(space[name])
 
 
 BASE = """
@@ -98,8 +98,8 @@ def test_wrapped_functions_count_by_what_they_wrap(wrap):
     def make(constant):
         return wrap(lambda x: x * constant)
 
-    assert describe(make(1.0)) == describe(make(1.0))
-    assert describe(make(1.0)) != describe(make(2.0))
+    assert config_snapshot(make(1.0)) == config_snapshot(make(1.0))
+    assert config_snapshot(make(1.0)) != config_snapshot(make(2.0))
 
 
 def test_functions_that_refer_to_themselves_end():
@@ -111,16 +111,16 @@ def test_functions_that_refer_to_themselves_end():
 
     held = [1, 2]
     held.append(held)
-    assert describe(one) == describe(one)
-    assert describe(held) == [1, 2, "itself, 1 levels up"]
+    assert config_snapshot(one) == config_snapshot(one)
+    assert config_snapshot(held) == [1, 2, "itself, 1 levels up"]
 
 
 def test_not_a_number_equals_itself():
     partial = functools.partial(test_not_a_number_equals_itself, missing=math.nan)
-    then = json.loads(json.dumps(describe(partial), allow_nan=False))
-    assert differences(then, describe(partial)) == []
+    then = json.loads(json.dumps(config_snapshot(partial), allow_nan=False))
+    assert differences(then, config_snapshot(partial)) == []
     assert differences({"a": math.nan}, {"a": math.nan}) == []
-    assert describe(partial) != describe(functools.partial(test_not_a_number_equals_itself, missing=0.0))
+    assert config_snapshot(partial) != config_snapshot(functools.partial(test_not_a_number_equals_itself, missing=0.0))
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_not_a_number_equals_itself():
     ],
 )
 def test_every_row_counts(array, monkeypatch):
-    whole = describe(array)
+    whole = config_snapshot(array)
     monkeypatch.setattr(fingerprint, "BYTES_AT_ONCE", 999)
-    assert describe(array) == whole
+    assert config_snapshot(array) == whole
     for row in (1, 2_345, 4_999):
         other = np.array(array)
         other[row] = other[0]
-        assert describe(other) != whole
+        assert config_snapshot(other) != whole
 
 
 def test_arrays_on_disk_count_whole(tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_arrays_on_disk_count_whole(tmp_path, monkeypatch):
             zarr.open_array(tmp_path / "x.zarr", mode="r"),
             file["x"],
         ]
-        assert {describe(array) for array in found} == {describe(values)}
+        assert {config_snapshot(array) for array in found} == {config_snapshot(values)}
 
 
 def with_noise(noise):
@@ -168,7 +168,7 @@ def with_noise(noise):
 
 
 def test_a_closure_with_another_constant_is_refused(tmp_path):
-    whole = run(target=with_noise(1.0), checkpoint=tmp_path, every=20)
+    whole = run(target=with_noise(1.0), checkpoint=tmp_path, checkpoint_every=20)
     with pytest.raises(ValueError, match=r"log_likelihood.closure.noise: 1.0 then, 2.0 now"):
         run(target=with_noise(2.0), checkpoint=tmp_path, resume=True)
     assert_same_run(whole, run(target=with_noise(1.0), checkpoint=tmp_path, resume=True))
@@ -186,7 +186,7 @@ def test_one_changed_row_is_refused(tmp_path):
 
 
 def test_other_flags_and_versions_give_a_warning(tmp_path, monkeypatch):
-    whole = run(checkpoint=tmp_path, every=20)
+    whole = run(checkpoint=tmp_path, checkpoint_every=20)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     with pytest.warns(RuntimeWarning, match=r"environment.XLA_FLAGS.*\n?.*fast_math"):
         assert_same_run(whole, run(checkpoint=tmp_path, resume=True))
@@ -207,7 +207,7 @@ def test_flags_count_in_any_order(monkeypatch):
 
 
 def test_bytecode_of_another_python_is_not_compared():
-    here = describe(with_noise)
+    here = config_snapshot(with_noise)
     there = here | {"code": "cpython-399 0123456789abcdef"}
     assert differences(there, here) == []
     assert differences(here | {"code": f"{sys.implementation.cache_tag} 0123456789abcdef"}, here) != []
@@ -218,7 +218,7 @@ import json, sys
 sys.path[:0] = {path!r}
 import jax
 jax.config.update("jax_enable_x64", True)
-from tests.run import test_fingerprint as tests
+from tests.sampling import test_fingerprint as tests
 print(json.dumps(tests.everything()))
 """
 
@@ -227,7 +227,7 @@ def everything():
     """Descriptions of what a run may be given."""
     samplers = [rw.hasgld_sa(), rw.sghmc(), rw.pruned(rw.psgld(), 0.5, stop=40, every=2)]
     functions = [with_noise(1.0), lambda w: (w * SCALE * WEIGHTS).sum() in {1, 2, "three", None}]
-    return describe([samplers, functions, {"words", "in", "a", "set"}, {3: np.float32(1.5)}])
+    return config_snapshot([samplers, functions, {"words", "in", "a", "set"}, {3: np.float32(1.5)}])
 
 
 def test_a_new_process_gives_the_same(tmp_path):
@@ -246,5 +246,5 @@ def test_a_new_process_gives_the_same(tmp_path):
 def test_a_digest_is_cheap():
     data = np.zeros((2**22, 8))  # 268 MB
     begun = time.process_time()
-    describe(data)
+    config_snapshot(data)
     assert time.process_time() - begun < 3

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import xarray
 import zarr
-from tests.run.problems import assert_same_run, run
+from tests.sampling.problems import assert_same_run, run
 
 import ridgewalk as rw
 from ridgewalk._io import DamagedFileError
-from ridgewalk.run import checkpoint, zarr_store
-from ridgewalk.run.archive import RunWriter
+from ridgewalk.sampling import checkpoint, zarr_store
+from ridgewalk.sampling.storage import RunWriter
 
 GAUSSIAN = rw.Density(lambda p: -0.5 * sum(jnp.sum(leaf.astype(jnp.float32) ** 2) for leaf in jax.tree.leaves(p)))
 
@@ -35,12 +35,12 @@ def chunk_files(store):
 def begun(folder, **options):
     """A run that stopped after 44 of 60 steps: five full chunks and one with four draws."""
     whole = run(chains=2, **options)
-    run(chains=2, steps=44, store=folder / "draws.zarr", checkpoint=folder, every=11, **options)
+    run(chains=2, steps=44, store=folder / "draws.zarr", checkpoint=folder, checkpoint_every=11, **options)
     return whole, folder / "draws.zarr"
 
 
 def resumed(folder, **options):
-    return run(chains=2, store=folder / "draws.zarr", checkpoint=folder, every=11, resume=True, **options)
+    return run(chains=2, store=folder / "draws.zarr", checkpoint=folder, checkpoint_every=11, resume=True, **options)
 
 
 def test_a_flipped_byte_in_any_chunk_is_refused(tmp_path, small_chunks):
@@ -146,7 +146,7 @@ def test_damage_is_refused_with_the_file(tmp_path, small_chunks, damage, named):
 
 
 def test_an_older_copy_of_the_store_is_refused(tmp_path, small_chunks):
-    options = {"chains": 2, "store": tmp_path / "draws.zarr", "checkpoint": tmp_path, "every": 11}
+    options = {"chains": 2, "store": tmp_path / "draws.zarr", "checkpoint": tmp_path, "checkpoint_every": 11}
     run(**options, steps=33)
     shutil.copytree(tmp_path / "draws.zarr", tmp_path / "old")
     run(**options, steps=44, resume=True)
@@ -215,7 +215,7 @@ def test_a_store_that_changes_while_the_run_writes_stops_it(tmp_path, small_chun
             acted.append(act(store))
 
     monkeypatch.setattr(RunWriter, "write", interfere)
-    options = {"checkpoint": tmp_path / "c", "every": 5} if checkpoints else {}
+    options = {"checkpoint": tmp_path / "c", "checkpoint_every": 5} if checkpoints else {}
     with pytest.raises(rw.CheckpointError, match=rf"store: {store}.*(removed|replaced|altered).* while the run"):
         run(store=store, **options)
     assert acted
@@ -313,7 +313,7 @@ def test_many_chains_share_chunks(tmp_path):
     started = time.monotonic()
     start = jnp.zeros((3000, 3))
     options = {"start": start, "start_per_chain": True, "chains": 3000, "steps": 3}
-    result = run(**options, store=tmp_path / "s", checkpoint=tmp_path / "c", every=1)
+    result = run(**options, store=tmp_path / "s", checkpoint=tmp_path / "c", checkpoint_every=1)
     assert time.monotonic() - started < 60
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) < 100
     assert result.positions.shape == (3000, 3, 3)

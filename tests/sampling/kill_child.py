@@ -56,8 +56,8 @@ def run(case: str, folder: Path):
     store = folder / "draws.zarr" if kind == "memmap" else None
     return rw.sample(
         jax.random.key(3), SAMPLERS[name], target, jnp.zeros(5), steps=STEPS, step_size=1e-3, batch_size=20, chains=2,
-        burn_in=70, thin=3, replacement=kind == "memory", checkpoint=folder / "checkpoint", every=EVERY, resume=True,
-        progress=False, store=store,
+        burn_in=70, thin=3, replacement=kind == "memory", checkpoint=folder / "checkpoint",
+        checkpoint_every=EVERY, resume=True, progress=False, store=store,
     )  # fmt: skip
 
 

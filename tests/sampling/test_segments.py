@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.run.problems import assert_same_run, run
+from tests.sampling.problems import assert_same_run, run
 
 import ridgewalk as rw
 from ridgewalk._io import read_tensors
-from ridgewalk.run import checkpoint, segments
-from ridgewalk.run.segments import SegmentStore
+from ridgewalk.sampling import checkpoint, segments
+from ridgewalk.sampling.segments import SegmentStore
 
 
 def names(folder):
@@ -31,16 +31,16 @@ def listed(path):
 
 def begun(folder, **options):
     """A run that stopped after 44 of 60 steps, with segments of 32, 8 and 4 draws."""
-    run(chains=2, steps=44, checkpoint=folder, every=4, **options)
+    run(chains=2, steps=44, checkpoint=folder, checkpoint_every=4, **options)
     assert listed(checkpoint.files(folder)[-1]) == [(0, 32), (32, 40), (40, 44)]
 
 
 def resumed(folder, **options):
-    return run(chains=2, checkpoint=folder, every=4, resume=True, **options)
+    return run(chains=2, checkpoint=folder, checkpoint_every=4, resume=True, **options)
 
 
 def test_segments_are_merged(tmp_path):
-    run(steps=1000, checkpoint=tmp_path, every=10)
+    run(steps=1000, checkpoint=tmp_path, checkpoint_every=10)
     old, new = checkpoint.files(tmp_path)
     assert listed(old) == [(0, 640), (640, 960), (960, 980), (980, 990)]
     assert listed(new) == [(0, 640), (640, 960), (960, 1000)]
@@ -50,14 +50,14 @@ def test_segments_are_merged(tmp_path):
 
 def test_the_older_checkpoint_stays_resumable_after_a_merge(tmp_path):
     whole = run(chains=2, steps=50)
-    run(chains=2, steps=40, checkpoint=tmp_path, every=5)
+    run(chains=2, steps=40, checkpoint=tmp_path, checkpoint_every=5)
     assert ranges(tmp_path) == [(0, 20), (0, 40), (20, 30), (30, 35)]
     checkpoint.files(tmp_path)[-1].unlink()
-    assert_same_run(whole, run(chains=2, steps=50, checkpoint=tmp_path, every=5, resume=True))
+    assert_same_run(whole, run(chains=2, steps=50, checkpoint=tmp_path, checkpoint_every=5, resume=True))
 
 
 def test_no_draws_no_segment(tmp_path):
-    options = {"burn_in": 30, "thin": 7, "checkpoint": tmp_path, "every": 10}
+    options = {"burn_in": 30, "thin": 7, "checkpoint": tmp_path, "checkpoint_every": 10}
     run(**options, steps=40)
     old, new = checkpoint.files(tmp_path)
     assert (listed(old), listed(new)) == ([], [(0, 1)])
@@ -71,7 +71,7 @@ def test_full_segments_are_not_merged(tmp_path, monkeypatch):
     whole = run(chains=2)
     bytes_of_a_draw = sum(leaf[:, 0].nbytes for leaf in jax.tree.leaves((whole.positions, whole.info)))
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 9 * bytes_of_a_draw)
-    run(chains=2, checkpoint=tmp_path, every=20)
+    run(chains=2, checkpoint=tmp_path, checkpoint_every=20)
     assert [stop for _, stop in listed(checkpoint.files(tmp_path)[-1])] == [9, 18, 27, 36, 45, 54, 60]
     assert_same_run(whole, resumed(tmp_path))
 
@@ -128,7 +128,7 @@ def test_every_flipped_bit_of_a_segment_is_noticed(tmp_path):
     for place in rng.choice(len(content), 60):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << int(rng.integers(8))]) + content[place + 1 :])
         try:
-            again = run(chains=2, steps=44, checkpoint=tmp_path, every=4, resume=True)
+            again = run(chains=2, steps=44, checkpoint=tmp_path, checkpoint_every=4, resume=True)
         except rw.CheckpointError as error:
             assert str(path) in str(error)  # noqa: PT017
             refused += 1
@@ -188,7 +188,7 @@ def test_files_that_a_killed_process_did_not_remove_are_removed_later(tmp_path, 
 
     monkeypatch.setattr(SegmentStore, "remove_unused", stop)
     with pytest.raises(RuntimeError, match="killed"):
-        run(chains=2, checkpoint=tmp_path, every=4)
+        run(chains=2, checkpoint=tmp_path, checkpoint_every=4)
     monkeypatch.undo()
     left = set(ranges(tmp_path))
     assert_same_run(run(chains=2), resumed(tmp_path))
@@ -201,7 +201,7 @@ def test_a_file_in_the_way_is_not_overwritten(tmp_path):
     path = tmp_path / "draws-000000000000-000000000020.safetensors"
     path.write_text("my thesis")
     with pytest.raises(rw.CheckpointError, match=f"checkpoint: {path}: it is in the way"):
-        run(checkpoint=tmp_path, every=20)
+        run(checkpoint=tmp_path, checkpoint_every=20)
     assert path.read_text() == "my thesis"
 
 
@@ -235,9 +235,9 @@ def test_a_diverged_chain_is_resumed(tmp_path):
     }  # fmt: skip
     whole = run(**options)
     assert np.isnan(whole.positions[1]).any()
-    run(**options, steps=21, checkpoint=tmp_path, every=4)
-    assert_same_run(whole, run(**options, checkpoint=tmp_path, every=4, resume=True))
-    assert_same_run(whole, run(**options, checkpoint=tmp_path, every=4, resume=True))
+    run(**options, steps=21, checkpoint=tmp_path, checkpoint_every=4)
+    assert_same_run(whole, run(**options, checkpoint=tmp_path, checkpoint_every=4, resume=True))
+    assert_same_run(whole, run(**options, checkpoint=tmp_path, checkpoint_every=4, resume=True))
 
 
 def test_dtypes_are_kept(tmp_path):
@@ -251,8 +251,8 @@ def test_dtypes_are_kept(tmp_path):
 
     options = {"target": target, "start": start, "batch_size": None, "chains": 2, "collect": collect, "keep": "draws"}
     whole = run(**options)
-    run(**options, steps=30, checkpoint=tmp_path, every=7)
-    again = run(**options, checkpoint=tmp_path, every=7, resume=True)
+    run(**options, steps=30, checkpoint=tmp_path, checkpoint_every=7)
+    again = run(**options, checkpoint=tmp_path, checkpoint_every=7, resume=True)
     assert again.positions.dtype == ml_dtypes.bfloat16
     assert_same_run(whole, again)
     for one, other in zip(jax.tree.leaves(whole.collected), jax.tree.leaves(again.collected), strict=True):
@@ -271,26 +271,26 @@ def test_every_leaf_name_is_resumed(tmp_path):
 
 def test_many_chains_make_few_files(tmp_path):
     options = {"start": jnp.zeros((3000, 3)), "start_per_chain": True, "chains": 3000, "steps": 3}
-    assert_same_run(run(**options), run(**options, checkpoint=tmp_path, every=1))
+    assert_same_run(run(**options), run(**options, checkpoint=tmp_path, checkpoint_every=1))
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) < 6
 
 
 def test_a_run_begun_with_a_store_is_not_resumed_without_it(tmp_path):
-    options = {"checkpoint": tmp_path / "c", "every": 20}
+    options = {"checkpoint": tmp_path / "c", "checkpoint_every": 20}
     run(**options, store=tmp_path / "s")
     with pytest.raises(rw.CheckpointError, match=r"has its draws in a zarr store; pass the store="):
         run(**options, resume=True)
-    run(checkpoint=tmp_path / "d", every=20)
+    run(checkpoint=tmp_path / "d", checkpoint_every=20)
     with pytest.raises(rw.CheckpointError, match=r"store: .* was begun without store="):
-        run(checkpoint=tmp_path / "d", every=20, store=tmp_path / "t", resume=True)
+        run(checkpoint=tmp_path / "d", checkpoint_every=20, store=tmp_path / "t", resume=True)
 
 
 def test_a_folder_of_the_former_format_is_refused_with_what_to_do(tmp_path):
-    run(checkpoint=tmp_path, every=20)
+    run(checkpoint=tmp_path, checkpoint_every=20)
     for path in checkpoint.files(tmp_path):
         found = checkpoint.read(path)
         former = {"run": "0" * 32, "columns": {}}
         checkpoint.write(tmp_path, checkpoint.Checkpoint(found.step, found.arrays, found.settings, former))
     match = r"in draws\.zarr, has a former format: finish it with the version that began it, or choose another"
     with pytest.raises(rw.CheckpointError, match=match):
-        run(checkpoint=tmp_path, every=20, resume=True)
+        run(checkpoint=tmp_path, checkpoint_every=20, resume=True)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import zarr
 from tests.harness import complaints, flat_draws
-from tests.run.problems import REGRESSION, assert_same_run, run
+from tests.sampling.problems import REGRESSION, assert_same_run, run
 
 import ridgewalk as rw
 from ridgewalk import data
-from ridgewalk.run import feed
-from ridgewalk.run.finite import blame
-from ridgewalk.run.rows import Rows, order_at, rows_of_steps
+from ridgewalk.sampling import batching
+from ridgewalk.sampling.batching import BatchIndexer, order_at, rows_of_steps
+from ridgewalk.sampling.validation import locate_nonfinite_batch
 
 ARRAYS = {name: np.asarray(array) for name, array in REGRESSION.target.data.items()}
 
@@ -37,7 +37,7 @@ def on_disk(kind, folder):
 @pytest.mark.parametrize("kind", ["memmap", "zarr", "h5py"])
 @pytest.mark.parametrize("replacement", [True, False])
 def test_data_on_disk_give_the_same_chain(tmp_path, kind, replacement, monkeypatch):
-    monkeypatch.setattr(feed, "MOST_STEPS", 7)  # many chunks, the last one partly filled
+    monkeypatch.setattr(batching, "MOST_STEPS", 7)  # many chunks, the last one partly filled
     target = replace(REGRESSION.target, data=on_disk(kind, tmp_path))
     options = {"chains": 2, "replacement": replacement}
     assert_same_run(run(**options), run(target=target, **options))
@@ -59,7 +59,7 @@ def test_sequential_chains_read_their_own_rows(tmp_path):
 
 @pytest.mark.parametrize("chains", [1, 3])
 def test_an_epoch_visits_every_example_once(chains):
-    rows = Rows("epochs", size=50, batch_size=7)
+    rows = BatchIndexer("epochs", size=50, batch_size=7)
     keys = jax.random.split(jax.random.key(0), chains)
     drawn = np.asarray(rows_of_steps(rows, keys, 0, 21))
     assert drawn.shape == (21, chains, 7)
@@ -74,7 +74,7 @@ def test_an_epoch_visits_every_example_once(chains):
 
 
 def test_every_example_is_drawn_equally_often_with_replacement():
-    rows = Rows("replacement", size=20, batch_size=10)
+    rows = BatchIndexer("replacement", size=20, batch_size=10)
     drawn = np.asarray(rows_of_steps(rows, jax.random.split(jax.random.key(1), 1), 0, 4_000))
     counts = np.bincount(drawn.ravel(), minlength=20)
     assert np.all(np.abs(counts - 2_000) < 5 * np.sqrt(2_000))
@@ -108,9 +108,9 @@ def test_an_iterable_is_resumed_where_it_was(tmp_path):
     target = replace(REGRESSION.target, data=rw.Batches(batches(), size=400))
     options = {"target": target, "batch_size": None, "chains": 2}
     whole = run(**options)
-    run(**options, checkpoint=tmp_path, every=20)
+    run(**options, checkpoint=tmp_path, checkpoint_every=20)
     sorted(tmp_path.glob("step-*"))[-1].unlink()
-    assert_same_run(whole, run(**options, checkpoint=tmp_path, every=20, resume=True))
+    assert_same_run(whole, run(**options, checkpoint=tmp_path, checkpoint_every=20, resume=True))
 
 
 class LoaderOfTensors:
@@ -189,9 +189,9 @@ def test_nan_on_disk_is_blamed_not_the_step_size(tmp_path, monkeypatch):
     result = run(rw.sgld(), chains=2, steps=100, seed=2, step_size=1e-4, **options)
     assert [status.outcome for status in result.status] == ["finished", "diverged"]
     assert result.status[1].cause == "the potential became NaN: NaN or infinity in the data, data['x'] in row 33"
-    assert "leave these rows out" in result.status[1].hint
+    assert "remove these rows" in result.status[1].hint
     keys = jax.random.split(jax.random.key(2), 2)
-    drawn = np.asarray(rows_of_steps(Rows("replacement", 400, 2), keys, 0, 100))
+    drawn = np.asarray(rows_of_steps(BatchIndexer("replacement", 400, 2), keys, 0, 100))
     assert np.argmax((drawn[:, 1] == 33).any(axis=1)) == result.status[1].steps
     assert not (drawn[:, 0] == 33).any()
 
@@ -211,5 +211,7 @@ def test_a_batch_that_was_not_read_yet_is_not_blamed():
     parts = [{name: array[i : i + 40].copy() for name, array in ARRAYS.items()} for i in range(0, 400, 40)]
     parts[6]["y"][5] = np.inf
     batches, keys = rw.Batches(parts, 400), jax.random.split(jax.random.key(0), 1)
-    assert blame(batches, Rows("stream", 400, 40), keys, 0, 5) == ""
-    assert blame(batches, Rows("stream", 400, 40), keys, 0, 6) == "data['y'] in row 5 of batch 6"
+    assert locate_nonfinite_batch(batches, BatchIndexer("stream", 400, 40), keys, 0, 5) == ""
+    assert (
+        locate_nonfinite_batch(batches, BatchIndexer("stream", 400, 40), keys, 0, 6) == "data['y'] in row 5 of batch 6"
+    )

@@ -35,8 +35,8 @@ from ridgewalk._io import (
 )
 from ridgewalk._types import PyTree
 from ridgewalk.ravel import leaf_names
-from ridgewalk.run.fingerprint import differences
-from ridgewalk.run.stores import DrawStore, check_storable, is_floating
+from ridgewalk.sampling.checkpoint import differences
+from ridgewalk.sampling.storage import DrawStore, check_storable, is_floating
 
 FORMAT = "ridgewalk-draws"
 FORMAT_VERSION = 2

@@ -17,12 +17,12 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load, save
-from tests.run.problems import REGRESSION, assert_same_run, run
+from tests.sampling.problems import REGRESSION, assert_same_run, run
 
 import ridgewalk as rw
-from ridgewalk.run import checkpoint
-from ridgewalk.run.fingerprint import describe, differences
-from ridgewalk.run.plan import parse_every
+from ridgewalk.sampling import checkpoint
+from ridgewalk.sampling.checkpoint import config_snapshot, differences
+from ridgewalk.sampling.schedule import parse_interval
 
 SAMPLERS = {
     "sgld": rw.sgld(),
@@ -54,11 +54,11 @@ def test_resume_is_bit_identical(tmp_path, name):
     sampler = SAMPLERS[name]
     options = {"chains": 2, "burn_in": 7, "thin": 3}
     whole = run(sampler, **options)
-    begun = run(sampler, **options, checkpoint=tmp_path, every=20)
+    begun = run(sampler, **options, checkpoint=tmp_path, checkpoint_every=20)
     assert_same_run(whole, begun)
     forget_after(tmp_path, 40)
     assert [path.name for path in checkpoint.files(tmp_path)] == ["step-000000000040.safetensors"]
-    assert_same_run(whole, run(sampler, **options, checkpoint=tmp_path, every=20, resume=True))
+    assert_same_run(whole, run(sampler, **options, checkpoint=tmp_path, checkpoint_every=20, resume=True))
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_resume_is_bit_identical(tmp_path, name):
 )
 def test_resume_of_every_kind_of_run(tmp_path, options):
     whole = run(**options)
-    run(**options, checkpoint=tmp_path, every=15)
+    run(**options, checkpoint=tmp_path, checkpoint_every=15)
     forget_after(tmp_path, 45)
-    again = run(**options, checkpoint=tmp_path, every=15, resume=True)
+    again = run(**options, checkpoint=tmp_path, checkpoint_every=15, resume=True)
     assert_same_run(whole, again)
     for a, b in zip(
         jax.tree.leaves((whole.moments, whole.collected)),
@@ -89,7 +89,13 @@ def test_resume_of_every_kind_of_run(tmp_path, options):
 
 def test_a_store_is_continued_without_gaps_or_duplicates(tmp_path):
     whole = run(chains=2, thin=2)
-    options = {"chains": 2, "thin": 2, "store": tmp_path / "draws.zarr", "checkpoint": tmp_path / "c", "every": 20}
+    options = {
+        "chains": 2,
+        "thin": 2,
+        "store": tmp_path / "draws.zarr",
+        "checkpoint": tmp_path / "c",
+        "checkpoint_every": 20,
+    }
     run(**options)
     forget_after(tmp_path / "c", 40)
     again = run(**options, resume=True)
@@ -98,8 +104,8 @@ def test_a_store_is_continued_without_gaps_or_duplicates(tmp_path):
 
 
 def test_a_run_can_be_made_longer(tmp_path):
-    run(checkpoint=tmp_path, every=20)
-    assert_same_run(run(steps=90), run(steps=90, checkpoint=tmp_path, every=20, resume=True))
+    run(checkpoint=tmp_path, checkpoint_every=20)
+    assert_same_run(run(steps=90), run(steps=90, checkpoint=tmp_path, checkpoint_every=20, resume=True))
 
 
 def test_a_finished_run_is_read_back(tmp_path):
@@ -109,11 +115,11 @@ def test_a_finished_run_is_read_back(tmp_path):
 
 
 def test_resume_begins_where_there_is_nothing(tmp_path):
-    assert_same_run(run(), run(checkpoint=tmp_path / "new", every=20, resume=True))
+    assert_same_run(run(), run(checkpoint=tmp_path / "new", checkpoint_every=20, resume=True))
 
 
 def test_two_checkpoints_are_kept(tmp_path):
-    run(checkpoint=tmp_path, every=10)
+    run(checkpoint=tmp_path, checkpoint_every=10)
     assert [path.stem[-3:] for path in checkpoint.files(tmp_path)] == ["050", "060"]
 
 
@@ -132,10 +138,10 @@ def test_two_checkpoints_are_kept(tmp_path):
     ],
 )
 def test_other_settings_are_refused_with_the_difference(tmp_path, changed, message):
-    run(checkpoint=tmp_path, every=20)
+    run(checkpoint=tmp_path, checkpoint_every=20)
     with pytest.raises(ValueError, match=message):
-        run(**changed, checkpoint=tmp_path, every=20, resume=True)
-    assert_same_run(run(), run(checkpoint=tmp_path, every=20, resume=True))
+        run(**changed, checkpoint=tmp_path, checkpoint_every=20, resume=True)
+    assert_same_run(run(), run(checkpoint=tmp_path, checkpoint_every=20, resume=True))
 
 
 def test_other_data_are_refused(tmp_path):
@@ -165,7 +171,7 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
                 return original(*arguments)
 
             patch.setattr(checkpoint, "write", slow)
-            run(checkpoint=tmp_path, every=20)
+            run(checkpoint=tmp_path, checkpoint_every=20)
 
     thread = threading.Thread(target=first)
     thread.start()
@@ -199,15 +205,15 @@ def damaged(path: Path, how: str) -> None:
     "how", ["truncated", "empty", "flipped in the data", "flipped in the header", "foreign", "text"]
 )
 def test_a_damaged_checkpoint_gives_way_to_the_older_one(tmp_path, how):
-    whole = run(checkpoint=tmp_path, every=20)
+    whole = run(checkpoint=tmp_path, checkpoint_every=20)
     damaged(checkpoint.files(tmp_path)[-1], how)
     with pytest.warns(RuntimeWarning, match="an older one is used"):
-        again = run(checkpoint=tmp_path, every=20, resume=True)
+        again = run(checkpoint=tmp_path, checkpoint_every=20, resume=True)
     assert_same_run(whole, again)
 
 
 def test_no_readable_checkpoint_is_an_error_and_nothing_is_lost(tmp_path):
-    run(checkpoint=tmp_path, every=20)
+    run(checkpoint=tmp_path, checkpoint_every=20)
     files = checkpoint.files(tmp_path)
     for path in files:
         damaged(path, "truncated")
@@ -215,7 +221,7 @@ def test_no_readable_checkpoint_is_an_error_and_nothing_is_lost(tmp_path):
         pytest.warns(RuntimeWarning, match="damaged"),
         pytest.raises(rw.CheckpointError, match="none of the 2 checkpoints"),
     ):
-        run(checkpoint=tmp_path, every=20, resume=True)
+        run(checkpoint=tmp_path, checkpoint_every=20, resume=True)
     assert checkpoint.files(tmp_path) == files
 
 
@@ -238,20 +244,20 @@ def test_every_flipped_bit_is_noticed(tmp_path):
 
 def test_unreadable_files_of_later_steps_do_not_remove_good_checkpoints(tmp_path):
     """Only checkpoints of earlier steps are removed, and never the one just written."""
-    whole = run(checkpoint=tmp_path, every=20)
+    whole = run(checkpoint=tmp_path, checkpoint_every=20)
     strangers = [tmp_path / f"step-{step:012d}.safetensors" for step in (7, 900, 901)]
     for path in strangers:
         path.write_bytes(b"not a checkpoint")
     folder = tmp_path / "step-000000000008.safetensors"
     folder.mkdir()
     with pytest.warns(RuntimeWarning, match="an older one is used"):
-        assert_same_run(run(steps=120), run(steps=120, checkpoint=tmp_path, every=20, resume=True))
+        assert_same_run(run(steps=120), run(steps=120, checkpoint=tmp_path, checkpoint_every=20, resume=True))
     good = [path for path in checkpoint.files(tmp_path) if path not in (*strangers, folder)]
     assert [path.stem[-3:] for path in good] == ["100", "120"]
     assert all(path.read_bytes() == b"not a checkpoint" for path in strangers)
     assert folder.is_dir()
     with pytest.warns(RuntimeWarning, match="an older one is used"):
-        run(steps=120, checkpoint=tmp_path, every=20, resume=True)
+        run(steps=120, checkpoint=tmp_path, checkpoint_every=20, resume=True)
     assert whole.steps == 60
 
 
@@ -272,15 +278,15 @@ def header_only(header: bytes) -> bytes:
     ids=["deep header", "deep description", "long header", "large array", "number", "no description"],
 )
 def test_crafted_headers_fall_back_like_other_damage(tmp_path, content):
-    whole = run(checkpoint=tmp_path, every=20)
+    whole = run(checkpoint=tmp_path, checkpoint_every=20)
     checkpoint.files(tmp_path)[-1].write_bytes(content)
     with pytest.warns(RuntimeWarning, match="an older one is used"):
-        assert_same_run(whole, run(checkpoint=tmp_path, every=20, resume=True))
+        assert_same_run(whole, run(checkpoint=tmp_path, checkpoint_every=20, resume=True))
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
 def test_only_regular_files_are_read(tmp_path, kind):
-    whole = run(checkpoint=tmp_path, every=20)
+    whole = run(checkpoint=tmp_path, checkpoint_every=20)
     path = checkpoint.files(tmp_path)[-1]
     path.unlink()
     if kind == "fifo":
@@ -295,22 +301,22 @@ def test_only_regular_files_are_read(tmp_path, kind):
             pytest.warns(RuntimeWarning, match="an older one is used"),
             pytest.raises(rw.CheckpointError, match=named),
         ):
-            run(checkpoint=tmp_path, every=20, resume=True)
+            run(checkpoint=tmp_path, checkpoint_every=20, resume=True)
     else:
         with pytest.warns(RuntimeWarning, match="an older one is used"):
-            again = run(checkpoint=tmp_path, every=20, resume=True)
+            again = run(checkpoint=tmp_path, checkpoint_every=20, resume=True)
         assert_same_run(whole, again)
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
-    run(checkpoint=tmp_path, every=20)
+    run(checkpoint=tmp_path, checkpoint_every=20)
     path = checkpoint.files(tmp_path)[-1]
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])["__metadata__"] | {"format_version": "9"}
     path.write_bytes(save(load(content), metadata=header))
     with pytest.raises(rw.CheckpointError, match=r"format version 9.*upgrade ridgewalk"):
-        run(checkpoint=tmp_path, every=20, resume=True)
+        run(checkpoint=tmp_path, checkpoint_every=20, resume=True)
 
 
 def mount(folder: Path, options: str) -> bool:
@@ -329,7 +335,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_an_error_and_nothing_is_lost(small_disk):
-    options = {"checkpoint": small_disk / "run", "every": 20, "keep": "moments"}
+    options = {"checkpoint": small_disk / "run", "checkpoint_every": 20, "keep": "moments"}
     run(**options)
     before = [path.read_bytes() for path in checkpoint.files(small_disk / "run")]
     filler = small_disk / "filler"
@@ -347,10 +353,10 @@ def test_a_quota_is_an_error_and_the_run_goes_on_after_it(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises((rw.CheckpointError, OSError), match="could not be written"):
-            run(checkpoint=tmp_path / "run", every=20, keep="moments")
+            run(checkpoint=tmp_path / "run", checkpoint_every=20, keep="moments")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    again = run(checkpoint=tmp_path / "run", every=20, keep="moments", resume=True)
+    again = run(checkpoint=tmp_path / "run", checkpoint_every=20, keep="moments", resume=True)
     assert_same_run(run(keep="moments"), again)
 
 
@@ -369,7 +375,7 @@ def test_a_read_only_folder_is_refused_before_the_run(small_disk):
 INTERRUPTED = """
 import sys, os, signal, threading, time, jax
 sys.path.insert(0, sys.argv[2])
-from tests.run.problems import run
+from tests.sampling.problems import run
 def kill():
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.1)
@@ -377,7 +383,7 @@ def kill():
     os.kill(os.getpid(), getattr(signal, sys.argv[3]))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 threading.Thread(target=kill).start()
-result = run(steps=3_000_000, thin=3000, checkpoint=sys.argv[1], every="1 h")
+result = run(steps=3_000_000, thin=3000, checkpoint=sys.argv[1], checkpoint_every="1 h")
 print(result.steps, result.draws, result.positions.shape[1], result.status[0], flush=True)
 if len(sys.argv) > 4:
     run(steps=3_000_000, thin=3000)
@@ -413,11 +419,11 @@ def test_a_second_ctrl_c_raises(tmp_path, monkeypatch):
     try:
         send(monkeypatch, signal.SIGINT, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            run(steps=1_000, thin=100, checkpoint=tmp_path, every=50)
+            run(steps=1_000, thin=100, checkpoint=tmp_path, checkpoint_every=50)
     finally:
         signal.signal(signal.SIGINT, before)
     monkeypatch.undo()
-    assert_same_run(run(steps=1_000, thin=100), run(steps=1_000, thin=100, checkpoint=tmp_path, every=10, resume=True))
+    assert_same_run(run(steps=200, thin=100), run(steps=200, thin=100, checkpoint=tmp_path, resume=True))
 
 
 def test_a_handler_of_the_program_is_called_after_the_checkpoint(tmp_path, monkeypatch):
@@ -425,7 +431,7 @@ def test_a_handler_of_the_program_is_called_after_the_checkpoint(tmp_path, monke
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(len(checkpoint.files(tmp_path))))
     try:
         send(monkeypatch, signal.SIGTERM, signal.SIGTERM)
-        result = run(steps=1_000, thin=100, checkpoint=tmp_path, every=10)
+        result = run(steps=1_000, thin=100, checkpoint=tmp_path, checkpoint_every=10)
         assert len(seen) == 1
         assert result.status[0].outcome == "interrupted"
         assert checkpoint.read(checkpoint.files(tmp_path)[-1]).step == result.steps
@@ -437,7 +443,7 @@ def test_a_signal_that_the_program_ignores_stays_ignored(monkeypatch, tmp_path):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         send(monkeypatch, signal.SIGTERM)
-        assert run(checkpoint=tmp_path, every=20).status[0].outcome == "finished"
+        assert run(checkpoint=tmp_path, checkpoint_every=20).status[0].outcome == "finished"
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -500,13 +506,13 @@ def test_signal_handlers_are_put_back():
     ],
 )
 def test_every_is_steps_or_time(every, parsed):
-    assert parse_every(every) == parsed
+    assert parse_interval(every) == parsed
 
 
 @pytest.mark.parametrize("every", [0, -3, 2.5, True, "5", "five minutes", "0 s", timedelta(0)])
 def test_bad_every(every):
     with pytest.raises(ValueError, match="every: "):
-        parse_every(every)
+        parse_interval(every)
 
 
 def test_resume_needs_a_folder():
@@ -518,11 +524,11 @@ def test_descriptions_tell_functions_numbers_and_arrays_apart():
     def f(x):
         return x
 
-    assert describe(rw.sgld()) == describe(rw.sgld())
-    assert differences(describe(rw.sgld()), describe(rw.sgld(temperature=0.5))) == [
+    assert config_snapshot(rw.sgld()) == config_snapshot(rw.sgld())
+    assert differences(config_snapshot(rw.sgld()), config_snapshot(rw.sgld(temperature=0.5))) == [
         "dynamics.temperature: 1.0 then, 0.5 now"
     ]
-    assert describe(np.arange(3)) != describe(np.arange(3) + 1)
-    assert describe(np.arange(3)) != describe(np.arange(3.0))
-    assert describe(f) != describe(describe)
+    assert config_snapshot(np.arange(3)) != config_snapshot(np.arange(3) + 1)
+    assert config_snapshot(np.arange(3)) != config_snapshot(np.arange(3.0))
+    assert config_snapshot(f) != config_snapshot(config_snapshot)
     assert differences({"a": 1}, {"a": 1, "b": 2}) == ["b: None then, 2 now"]

@@ -18,9 +18,9 @@ import numpy as np
 
 from ridgewalk._io import DamagedFileError, NewerFormatError, peek_description, read_tensors, write_tensors
 from ridgewalk._types import PyTree
-from ridgewalk.run import checkpoint
-from ridgewalk.run.checkpoint import CheckpointError
-from ridgewalk.run.stores import MemoryStore, check_storable
+from ridgewalk.sampling import checkpoint
+from ridgewalk.sampling.checkpoint import CheckpointError
+from ridgewalk.sampling.storage import MemoryStore, check_storable
 
 FORMAT = "ridgewalk-segment"
 FORMAT_VERSION = 1

@@ -11,7 +11,7 @@ from tests.compilations import compilations
 from tests.targets import correlated_gaussian, linear_regression
 
 import ridgewalk as rw
-from ridgewalk.run import loop, pace
+from ridgewalk.sampling import loop, runner
 
 REGRESSION = linear_regression()
 GAUSSIAN = correlated_gaussian()
@@ -52,7 +52,7 @@ def test_burn_in_and_thinning_select_from_the_same_chain(burn_in, thin):
 def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
     whole = run(chains=chains, burn_in=13, thin=3)
     monkeypatch.setattr(loop, "LONGEST_BLOCK", 4)
-    monkeypatch.setattr(pace, "LONGEST_CHUNK", 10)
+    monkeypatch.setattr(runner, "LONGEST_CHUNK", 10)
     cut = run(chains=chains, burn_in=13, thin=3)
     np.testing.assert_array_equal(whole.positions, cut.positions)
     np.testing.assert_array_equal(whole.info.potential, cut.info.potential)

@@ -1,28 +1,181 @@
-"""Writes the draws and checkpoints of a run, and finds what an earlier process of the same run has written."""
+"""Where draws are kept, and the thread that writes them.
+
+`RunWriter` writes the draws and checkpoints of a run, and finds what an earlier process of the same run has written.
+Stores on disk are in `segments`, beside checkpoints, and `zarr_store`, which can be read during a run.
+"""
 
 import contextlib
 import dataclasses
 import os
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._io import DamagedFileError, sole_writer
 from ridgewalk._types import PyTree
-from ridgewalk.run import checkpoint
-from ridgewalk.run.background import WriterThread
-from ridgewalk.run.checkpoint import Checkpoint, CheckpointError
-from ridgewalk.run.fingerprint import ENVIRONMENT, describe, differences, environment, warn_of_environment
-from ridgewalk.run.plan import Plan
-from ridgewalk.run.segments import SegmentStore
-from ridgewalk.run.stores import DrawStore, MemoryStore
+from ridgewalk.sampling import checkpoint
+from ridgewalk.sampling.checkpoint import (
+    ENVIRONMENT,
+    Checkpoint,
+    CheckpointError,
+    config_snapshot,
+    differences,
+    environment,
+    warn_of_environment,
+)
+from ridgewalk.sampling.schedule import RunSchedule
 
 T = TypeVar("T")
+
+STORABLE = frozenset(
+    [
+        "bool",
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        *("float16", "float32", "float64", "bfloat16", "complex64", "complex128"),
+    ]
+)
+"""The dtypes of draws that can be kept on disk."""
+
+
+def check_storable(dtype: np.dtype[Any]) -> None:
+    """Raise where draws of a dtype cannot be kept on disk."""
+    if dtype.name not in STORABLE:
+        raise ValueError(
+            f"position: draws of dtype {dtype} cannot be kept on disk, as store and checkpoint do; start from "
+            "float32 or bfloat16 numbers"
+        )
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether a dtype has NaN; bfloat16 counts."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+class DrawStore(ABC):
+    """Keeps the draws of all chains: a dictionary of groups, each a pytree whose leaves have axes (chain, draw, …)."""
+
+    in_background: bool
+    """Whether its methods are called by the writer thread."""
+
+    @abstractmethod
+    def write(self, first: int, draws: dict[str, PyTree]) -> None:
+        """Append draws; `first` is the number of draws before them."""
+
+    @abstractmethod
+    def mask_draws(self, places: list[tuple[int, int]]) -> None:
+        """Replace draws (chain, draw) that were written before by NaN."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Have everything written so far survive the end of the process."""
+
+    @abstractmethod
+    def manifest(self) -> dict[str, Any] | None:
+        """What the store holds after a flush, as JSON, for a checkpoint; None where nothing survives the process."""
+
+    @abstractmethod
+    def remove_unused(self) -> None:
+        """Remove files of the store that no checkpoint refers to any more; called after a checkpoint was written."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Flush, and complete the store for readers."""
+
+    @abstractmethod
+    def read(self, draws: int) -> PyTree:
+        """The first draws, in memory."""
+
+    @abstractmethod
+    def arrays(self) -> PyTree:
+        """The arrays of all draws, read when they are indexed where they are on disk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files; `arrays` can still be read."""
+
+
+class MemoryStore(DrawStore):
+    """Draws in memory."""
+
+    in_background = False
+
+    def __init__(self, like: dict[str, PyTree], chains: int, draws: int) -> None:
+        self._arrays = jax.tree.map(lambda x: np.empty((chains, draws, *x.shape), x.dtype), like)
+
+    def write(self, first: int, draws: dict[str, PyTree]) -> None:
+        """Copy the draws."""
+
+        def copy(array: np.ndarray, values: np.ndarray) -> None:
+            array[:, first : first + values.shape[1]] = values
+
+        jax.tree.map(copy, self._arrays, draws)
+
+    def mask_draws(self, places: list[tuple[int, int]]) -> None:
+        """NaN for draws."""
+        for array in jax.tree.leaves(self._arrays):
+            if is_floating(array.dtype):
+                for place in places:
+                    array[place] = np.nan
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+    def manifest(self) -> dict[str, Any] | None:
+        """Nothing survives the process."""
+        return None
+
+    def remove_unused(self) -> None:
+        """There are no files."""
+
+    def finish(self) -> None:
+        """Nothing to do."""
+
+    def read(self, draws: int) -> PyTree:
+        """The first draws, without a copy."""
+        return jax.tree.map(lambda x: x[:, :draws], self._arrays)
+
+    def arrays(self) -> PyTree:
+        """The arrays."""
+        return self._arrays
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+QUEUE_LENGTH = 2
+
+
+class WriterThread:
+    """Runs calls one after the other; an exception of one of them is raised by a later `submit` or by `finish`."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "ridgewalk-writer")
+        self._queue: deque[Future[Any]] = deque()
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """Queue a call; wait where the queue is full."""
+        while self._queue and (self._queue[0].done() or len(self._queue) >= QUEUE_LENGTH):
+            self._queue.popleft().result()
+        self._queue.append(self._thread.submit(call, *arguments))
+
+    def finish(self) -> None:
+        """Wait for all calls."""
+        while self._queue:
+            self._queue.popleft().result()
+
+    def close(self) -> None:
+        """End the thread; calls that have not begun are dropped."""
+        self._thread.shutdown(cancel_futures=True)
+
 
 FORMER_DRAWS = "draws.zarr"
 """Where a run with checkpoints and without `store` kept its draws before version 3 of the checkpoint format."""
@@ -33,7 +186,7 @@ class RunWriter:
 
     def __init__(
         self,
-        plan: Plan,
+        schedule: RunSchedule,
         like: dict[str, PyTree],
         settings: dict[str, Any],
         store: str | os.PathLike[str] | None,
@@ -41,7 +194,7 @@ class RunWriter:
         every: tuple[int | None, float | None],
         resume: bool,
     ) -> None:
-        self.plan, self.settings = plan, settings
+        self.schedule, self.settings = schedule, settings
         self.steps_between, self.seconds_between = every
         self.folder = None if folder is None else Path(folder)
         self.store_path = None if store is None else Path(store)
@@ -83,10 +236,10 @@ class RunWriter:
 
     def _compare(self, found: Checkpoint) -> None:
         """Refuse other settings; more steps than before are welcome."""
-        then, now = found.settings, self.described(found.step)
+        then, now = found.settings, self.snapshot(found.step)
         changed = differences(then, now)
-        if self.plan.steps < found.step:
-            changed.append(f"steps: the checkpoint has made {found.step}, now only {self.plan.steps} are asked for")
+        if self.schedule.steps < found.step:
+            changed.append(f"steps: the checkpoint has made {found.step}, now only {self.schedule.steps} are asked for")
         if changed:
             raise ValueError(
                 f"resume: {self.folder} was begun with other settings:\n  "
@@ -98,12 +251,12 @@ class RunWriter:
     @cached_property
     def _settings(self) -> dict[str, Any]:
         """Described once: all data are read for it."""
-        description: dict[str, Any] = describe({**self.settings, ENVIRONMENT: environment()})
+        description: dict[str, Any] = config_snapshot({**self.settings, ENVIRONMENT: environment()})
         return description
 
-    def described(self, step: int) -> dict[str, Any]:
+    def snapshot(self, step: int) -> dict[str, Any]:
         """The settings that must agree when a run that has made `step` steps is resumed."""
-        return {**self._settings, "step_sizes": describe(self.plan.step_sizes.described(step))}
+        return {**self._settings, "step_sizes": config_snapshot(self.schedule.step_sizes.described(step))}
 
     def _store(self, like: dict[str, PyTree], resume: bool) -> DrawStore:
         """Where the draws are kept; those that the checkpoint counts are verified."""
@@ -111,10 +264,12 @@ class RunWriter:
         if self.store_path is not None:
             return self._zarr_store(self.store_path, like, resume, manifest)
         if self.folder is None:
-            return MemoryStore(like, self.plan.chains, self.plan.draws)
-        store = SegmentStore(self.folder, like, self.plan.chains, self.plan.draws)
+            return MemoryStore(like, self.schedule.chains, self.schedule.draws)
+        from ridgewalk.sampling.segments import SegmentStore  # noqa: PLC0415  (it builds on this module)
+
+        store = SegmentStore(self.folder, like, self.schedule.chains, self.schedule.draws)
         if manifest is not None:
-            store.restart(self.plan.draws_by(self.start), manifest)
+            store.restart(self.schedule.draws_by(self.start), manifest)
         return store
 
     def _manifest(self) -> dict[str, Any] | None:
@@ -141,30 +296,30 @@ class RunWriter:
         self, path: Path, like: dict[str, PyTree], resume: bool, manifest: dict[str, Any] | None
     ) -> DrawStore:
         """Open the store of an earlier process, or create one."""
-        from ridgewalk.run.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is slow to import)
+        from ridgewalk.sampling.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is slow to import)
 
         if not os.path.lexists(path):
             if self.found is not None:
                 raise CheckpointError(f"store: {path} is gone, but the checkpoint counts draws in it; put it back")
-            return ZarrStore.create(path, like, self.plan.chains, self.plan.draws, self.described(0))
+            return ZarrStore.create(path, like, self.schedule.chains, self.schedule.draws, self.snapshot(0))
         self._check_store(path, resume)
-        store = ZarrStore(path, like, self.plan.chains, self.plan.draws)
+        store = ZarrStore(path, like, self.schedule.chains, self.schedule.draws)
         try:
-            store.restart(self.plan.draws_by(self.start), manifest)
+            store.restart(self.schedule.draws_by(self.start), manifest)
         except BaseException:
             store.close()
             raise
         return store
 
     def _check_store(self, path: Path, resume: bool) -> None:
-        from ridgewalk.run.zarr_store import settings_of  # noqa: PLC0415
+        from ridgewalk.sampling.zarr_store import settings_of  # noqa: PLC0415
 
         if not resume:
             raise ValueError(f"store: {path} exists; choose another name, or resume the run that wrote it")
         written_with = settings_of(path)
         if written_with is None:
             raise ValueError(f"store: {path} is not a store of draws; choose another name")
-        changed = differences(written_with, self.described(0))
+        changed = differences(written_with, self.snapshot(0))
         if changed:
             listed = "\n  ".join(changed)
             raise ValueError(f"store: {path} was written by another run; choose another name\n  {listed}")
@@ -205,7 +360,7 @@ class RunWriter:
         self._saved_at, self._saved_step = time.monotonic(), step
         leaves = [np.array(leaf) for leaf in jax.tree.leaves(arrays)]
         self._submit_masks()
-        self._thread.submit(self._write_checkpoint, self.folder, Checkpoint(step, leaves, self.described(step)))
+        self._thread.submit(self._write_checkpoint, self.folder, Checkpoint(step, leaves, self.snapshot(step)))
 
     def _write_checkpoint(self, folder: Path, state: Checkpoint) -> None:
         self._call(self.draws.flush)
