@@ -190,6 +190,12 @@ def replaced(path):
     shutil.copytree(path.with_name("moved"), path)
 
 
+def relinked(path):
+    """Another folder with the same files."""
+    os.rename(path, path.with_name("moved"))
+    shutil.copytree(path.with_name("moved"), path, copy_function=os.link)
+
+
 def altered(path):
     chunk_files(path)[0].write_bytes(b"other")
 
@@ -202,7 +208,7 @@ def without_an_array(path):
     shutil.rmtree(path / "posterior")
 
 
-@pytest.mark.parametrize("act", [removed, replaced, altered, without_a_chunk, without_an_array])
+@pytest.mark.parametrize("act", [removed, replaced, relinked, altered, without_a_chunk, without_an_array])
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_a_store_that_changes_while_the_run_writes_stops_it(tmp_path, small_chunks, monkeypatch, act, checkpoints):
     store, acted = tmp_path / "draws", []
