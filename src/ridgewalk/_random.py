@@ -15,9 +15,11 @@ from ridgewalk._control_flow import WORD
 from ridgewalk._types import Key, Vector
 
 Noise = Literal["gaussian", "two_point"]
-"""gaussian: standard normals. two_point: ±1 with equal probability, the simplified weak Euler scheme
-(Kloeden and Platen, section 14.1): means and covariances, and so the stationary covariance of a linear
-target, are those of the Gaussian scheme; fourth moments differ by O(ε). It costs one random bit a coordinate.
+"""Distribution of the increments of a step.
+
+gaussian: standard normal. two_point: ±1 with equal probability, the simplified weak Euler scheme (Kloeden and Platen
+1992, section 14.1). It has the mean and covariance of the Gaussian scheme, hence the same stationary covariance for a
+Gaussian target; fourth moments differ by O(ε). It needs one random bit per coordinate.
 """
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -39,7 +39,7 @@ class GradientEstimator(Protocol):
 
 @pytree_dataclass
 class Minibatch:
-    """g = ∇Ũ(θ; batch): unbiased, with a variance that does not vanish at the mode."""
+    """g = ∇Ũ(θ; batch): unbiased, with a variance that is not zero at the mode."""
 
     target: Target = array_field()
 
@@ -57,7 +57,7 @@ class Minibatch:
 
 
 def _centred(target: Posterior, centre: PyTree, whole: PyTree, batch: PyTree) -> PyTree:
-    """∇U(c) − ∇Ũ(c; batch), which has mean zero over batches; `whole` is the likelihood's part of the first."""
+    """∇U(c) − ∇Ũ(c; batch), of mean zero over batches; `whole` is the likelihood's gradient at c over all data."""
     scale = target.size / jax.tree.leaves(batch)[0].shape[0]
     minibatch = target.unit_noise_gradient(centre, batch)
     return target.scale_by_noise(jax.tree.map(lambda full, part: full - scale * part, whole, minibatch))
@@ -65,7 +65,7 @@ def _centred(target: Posterior, centre: PyTree, whole: PyTree, batch: PyTree) ->
 
 @pytree_dataclass
 class ControlVariates:
-    """g = ∇U(c) + ∇Ũ(θ; batch) − ∇Ũ(c; batch) with a fixed centre c, best a mode (Baker et al. 2019)."""
+    """g = ∇U(c) + ∇Ũ(θ; batch) − ∇Ũ(c; batch) with a fixed centre c, ideally a mode (Baker et al. 2019)."""
 
     target: Posterior = array_field()
     centre: PyTree = array_field()
@@ -86,7 +86,7 @@ class ControlVariates:
 
 
 class Anchor(NamedTuple):
-    """Where SVRG last computed the full gradient."""
+    """The position at which SVRG last computed the full gradient."""
 
     position: PyTree
     likelihood_gradient: PyTree
@@ -125,7 +125,7 @@ def _posterior(target: Target, name: str) -> Posterior:
 def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
     """Estimate gradients of `target` by control variates centred at `centre`, for use in place of `target`.
 
-    One pass over the data happens here; every later gradient costs two minibatch gradients.
+    Computes the gradient over all data once; each estimate then costs two minibatch gradients.
     """
     posterior = _posterior(target, "control_variates")
     centre = jax.tree.map(jnp.asarray, centre)

@@ -18,7 +18,7 @@ Schedule: TypeAlias = Literal["cubic", "linear"] | Callable[[float], float]
 """Fraction of the target sparsity as a function of the fraction t of events, from (0, 1] to [0, 1], 1 at t = 1."""
 
 Leaves: TypeAlias = tuple[str, ...] | Callable[[str, jax.ShapeDtypeStruct], bool] | None
-"""Names of leaves, a predicate of a leaf's name and shape, or None for those with two axes or more."""
+"""Names of leaves, a predicate of a leaf's name and shape, or None for those with two or more axes."""
 
 SCHEDULES: dict[str, Callable[[float], float]] = {"cubic": lambda t: 1 - (1 - t) ** 3, "linear": lambda t: t}
 
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 def _ranks(weights: Vector, mask: Vector) -> jax.Array:
-    """Unsigned integers in the order of |w|, and 0 for weights that are pruned already: they come first."""
+    """Unsigned integers that are ordered as |w|, and 0 for weights that are already pruned."""
     bits = jax.lax.bitcast_convert_type(jnp.abs(weights), f"uint{8 * weights.dtype.itemsize}")
     return jnp.where(mask, bits + 1, 0)
 
@@ -71,7 +71,7 @@ def nth_smallest(parts: Sequence[jax.Array], n: Scalar) -> Scalar:
 def without_smallest(weights: Vector, mask: Vector, spans: Sequence[Span], n: Scalar) -> Vector:
     """The mask without the n weights of least magnitude in all spans together, exactly n.
 
-    Weights that are pruned already count and stay pruned; among equal ones those with the lower index are pruned first.
+    Weights that are already pruned count and remain pruned; ties are broken by index, the lower one first.
     The bit pattern of a non-negative float, read as an unsigned integer, is monotone in the float.
     """
     ranks = [_ranks(span.of(weights), span.of(mask)) for span in spans]
@@ -89,7 +89,7 @@ def without_smallest(weights: Vector, mask: Vector, spans: Sequence[Span], n: Sc
 
 @pytree_dataclass
 class Pruning:
-    """At step `start`, and every `every` steps up to `stop`, the weights of least magnitude are set to zero for good.
+    """At step `start`, and every `every` steps up to `stop`, weights of least magnitude are set to zero permanently.
 
     After event j of n, round(p_j × number of eligible weights) of them are zero, p_j = sparsity × schedule(j / n). The
     cubic schedule (Zhu and Gupta 2018) prunes most at first. Build one with `pruned(sampler, …)`.

@@ -1,8 +1,8 @@
 """Samplers by name: each composes dynamics and a preconditioner.
 
-All step sizes ε follow one convention: the drift is `−ε G ∇U`, the noise has covariance `2 ε T G`. With momentum
-that holds at friction 1; `as_printed` has no such law. Libraries that write ε/2 and ε (TensorFlow
-Probability, and SGMCMCJax's pSGLD) need twice the step size given here.
+All step sizes ε follow one convention: the drift is `−ε G ∇U` and the noise has covariance `2 ε T G`. With momentum
+this holds at friction 1; `as_printed` does not follow it. Libraries with drift ε/2 and noise ε (TensorFlow
+Probability, and SGMCMCJax's pSGLD) need twice the step size.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]
 Base = Literal["auto", "running", "scaled_identity"]
 
 DENSE_UP_TO = 2_000
-"""The largest number of parameters for which form "auto" stores a dense G, which costs O(M d²) a step."""
+"""The largest number of parameters for which form "auto" stores a dense G, which costs O(M d²) per step."""
 
 
 @pytree_dataclass
@@ -67,10 +67,10 @@ def psgld(
 ) -> Sampler:
     """Preconditioned SGLD (Li et al. 2016): Langevin dynamics with the RMSprop diagonal.
 
-    `regularizer` is λ, added to the root mean square of the gradient of the whole potential. Γ is left out as
-    in its paper, unless `curvature_correction` (d Hessian products a step) asks for it. The second moment starts at
-    `first_curvature`, by default the largest curvature at the starting point, or at `second_moment`, a pytree like the
-    position.
+    `regularizer` is λ, added to the root mean square of the gradient of the full potential. The correction Γ is
+    omitted, as in the paper, unless `curvature_correction` is set (d Hessian-vector products per step). The
+    second moment is initialised with `first_curvature`, by default the largest curvature at the starting point, or with
+    `second_moment`, a pytree like the position.
     """
     first = None if second_moment is None else ravel_pytree(second_moment)[0]
     diagonal = RMSProp(decay, regularizer, curvature_correction, first_curvature, first)
@@ -82,7 +82,7 @@ def sgrld(metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise
 
     `metric(position)` returns G(θ), the inverse of the metric tensor: a (d, d) matrix in the order of
     `ravel_pytree(position)`, its diagonal (d,), or the diagonal as a pytree like the position. The
-    correction Γ_i = Σ_j ∂G_ij/∂θ_j is found by automatic differentiation, one derivative per parameter.
+    correction Γ_i = Σ_j ∂G_ij/∂θ_j is computed by automatic differentiation, one derivative per parameter.
     """
     return Sampler(Langevin(temperature, noise), Metric(metric))
 
@@ -118,7 +118,7 @@ def hasgld_sa(
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
-    """Langevin dynamics preconditioned by an inverse Hessian learnt by stochastic approximation (Algorithm 2).
+    """Langevin dynamics preconditioned by an inverse Hessian estimated by stochastic approximation (Algorithm 2).
 
     Args:
         memory: M, the number of curvature pairs of an update.
@@ -126,12 +126,12 @@ def hasgld_sa(
             eigenvectors of the Hessian (the default above); "limited" keeps `snapshots` windows of pairs;
             "as_printed" is Algorithm 2 as printed, which does **not** sample the posterior (see `AsPrinted`).
         base: where the BFGS recursion starts. "running": the current G (dense only, and its default).
-            "scaled_identity": γ⁻¹ I, as in the paper's text; above 2,000 parameters the limited form has it.
+            "scaled_identity": γ⁻¹ I, as in the paper's text; above 2,000 parameters this selects the limited form.
         adaptation: ω_k of G_k = (1−ω_k) G_{k−1} + ω_k G̃_k, a `PowerDecay` or any function of k = 1, 2, …
-        curvature_every: steps between curvature pairs, or Hessian products.
+        curvature_every: steps between curvature pairs, or Hessian-vector products.
         damping: r of Powell's damping, in (0, 1); like `memory`, not used by "low_rank".
-        rank: directions of the low-rank form.
-        snapshots: windows of the limited form.
+        rank: number of eigenvectors of the low-rank form.
+        snapshots: number of windows of the limited form.
         first_curvature: G₀ = I / first_curvature; by default the largest curvature at the starting point.
         temperature: T = 1/τ; the target is p(θ)^{1/T}.
         noise: "gaussian", or "two_point" for ±1 increments (one random bit each).
@@ -176,7 +176,7 @@ def sghmc(
 ) -> Sampler:
     """Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), with any position-independent preconditioner.
 
-    The step size is their η: at `friction` 1 it is SGLD with the same step size.
+    The step size is their η; `friction` 1 gives SGLD with the same step size.
     """
     return Sampler(Hamiltonian(friction, gradient_noise, temperature, noise), preconditioner or Identity())
 
@@ -210,22 +210,22 @@ def pruned(
     """The sampler with magnitude pruning inside the chain.
 
     At the end of step `start` (counted from 1), and every `every` steps up to `stop`, the weights of least magnitude
-    are set to exactly zero and stay there: they get no drift and no noise, and G is restricted to the others. After the
-    last event the chain samples the posterior of the kept weights conditional on the pruned ones being zero, and
-    exactly round(sparsity × number of eligible weights) are. Each chain has its own mask. With `stop` at most `burn_in`
-    this holds for every draw that is kept; earlier draws have fewer zeros.
+    are set to exactly zero and remain zero: they have no drift and no noise, and G is restricted to the others. After
+    the last event exactly round(sparsity × number of eligible weights) weights are zero, and the chain samples the
+    posterior of the others conditional on that. Each chain has its own mask. With `stop` at most `burn_in` this holds
+    for every stored draw; otherwise the first draws have fewer zeros.
 
     Args:
         sampler: any sampler.
         sparsity: the final fraction of zeros among the eligible weights.
-        stop: no event comes after this step.
-        start: the first event.
-        every: steps between events; by default there are about 20.
+        stop: the step after which nothing is pruned.
+        start: the step of the first event.
+        every: steps between events; the default makes about 20 events.
         schedule: "cubic" prunes most at first, "linear" evenly; or a function from the fraction of events, (0, 1], to
             the fraction of `sparsity`, non-decreasing to 1.
         scope: "global" ranks the eligible weights together; "layer" prunes every leaf by the same fraction.
         leaves: which leaves are eligible: names, or a predicate of a leaf's name and shape; by default arrays with two
-            axes or more, and so no biases.
+            or more axes, which excludes biases.
     """
     if every is None:
         every = max(1, (stop - start) // (PRUNING_EVENTS - 1)) if stop > start else 1

@@ -1,4 +1,4 @@
-"""Step sizes ω_k of stochastic approximation: how fast averages forget."""
+"""Step sizes ω_k of stochastic approximation, the weights of new values in running averages."""
 
 import jax.numpy as jnp
 
@@ -17,10 +17,10 @@ class PowerDecay:
 
     def __post_init__(self) -> None:
         """Check that ω_k is defined and Σω = ∞."""
-        check_positive("c1", self.c1, "with ω = 0 nothing is learnt; the default is 5.0")
+        check_positive("c1", self.c1, "with ω = 0 nothing is averaged; the default is 5.0")
         check_between("c2", self.c2, 0, float("inf"), "[)", "ω_k must be defined for k ≥ 1; the default is 10.0")
         check_between(
-            "alpha", self.alpha, 0, 1, "(]", "above 1, Σω is finite and averages stop short; the default is 0.9"
+            "alpha", self.alpha, 0, 1, "(]", "above 1, Σω is finite and averages need not converge; the default is 0.9"
         )
 
     def __call__(self, step: Scalar) -> Scalar:

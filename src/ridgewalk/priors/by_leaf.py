@@ -1,4 +1,4 @@
-"""Different priors for different leaves of a position: weights and biases, layers, the noise scale."""
+"""Priors that differ by leaf of the position: for weights and biases, for layers, for the noise scale."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,20 +14,20 @@ from ridgewalk.ravel import leaf_names
 
 @pytree_dataclass
 class Groups:
-    """Priors by a part of the leaf's name, and one for the other leaves."""
+    """Groups of leaves, each selected by a part of the leaf's name, with their priors; `otherwise` has the rest."""
 
     named: tuple[tuple[str, Prior], ...]
     otherwise: Prior | None
 
     def split(self, position: PyTree) -> list[tuple[Prior, dict[str, Any]]]:
-        """The priors with the leaves each is for; an error where a group is empty or a leaf has none or two."""
+        """Each prior with its leaves; an error if a group is empty, or if a leaf has no prior or two."""
         leaves = dict(zip(leaf_names(position), jax.tree.leaves(position), strict=True))
         found: dict[str, dict[str, Any]] = {key: {} for key, _ in self.named}
         rest = {}
         for name, leaf in leaves.items():
             keys = [key for key in found if matches(key, name)]
             if len(keys) > 1:
-                raise ValueError(f"prior_by_leaf: the leaf {name!r} belongs to {keys}; use longer names that fit one")
+                raise ValueError(f"prior_by_leaf: the leaf {name!r} belongs to {keys}; use longer names")
             if keys:
                 found[keys[0]][name] = leaf
             else:
@@ -37,19 +37,19 @@ class Groups:
             if not members:
                 raise ValueError(f"prior_by_leaf: no leaf is named {key!r}; the leaves are {listed}")
         if rest and self.otherwise is None:
-            raise ValueError(f"otherwise: the leaves {sorted(rest)} have no prior; name them, or give otherwise=prior")
+            raise ValueError(f"otherwise: the leaves {sorted(rest)} have no prior; name them, or pass otherwise=prior")
         groups = [(prior, found[key]) for key, prior in self.named]
         return [*groups, (self.otherwise, rest)] if rest and self.otherwise is not None else groups
 
 
 def matches(key: str, name: str) -> bool:
-    """Whether `key` is the name, or consecutive parts of it between dots: `bias` and `layers.0` of `layers.0.bias`."""
+    """Whether `key` is the dotted name or whole components of it: `bias` and `layers.0` match `layers.0.bias`."""
     return f".{key}." in f".{name}."
 
 
 @pytree_dataclass
 class PriorByLeaf:
-    """Σ over groups of plain priors."""
+    """The sum of the log densities of all groups, none of which is adaptive."""
 
     groups: Groups
 
@@ -60,7 +60,7 @@ class PriorByLeaf:
 
 @pytree_dataclass
 class AdaptivePriorByLeaf(AdaptivePrior):
-    """Σ over groups, some of them adaptive, each with a state of its own (None for the plain ones)."""
+    """The sum of the log densities of all groups; its state has one item per group, None if not adaptive."""
 
     groups: Groups
 
@@ -77,7 +77,7 @@ class AdaptivePriorByLeaf(AdaptivePrior):
     def noise(self, state: tuple[Any, ...]) -> Scalar:
         """σ of the group that has one."""
         priors = [*(prior for _, prior in self.groups.named), self.groups.otherwise]
-        pairs = zip(priors, state, strict=False)  # no state for `otherwise` where no leaf is left for it
+        pairs = zip(priors, state, strict=False)  # `otherwise` has no state if no leaf remains for it
         return next(p.noise(s) for p, s in pairs if isinstance(p, AdaptivePrior) and p.has_noise)
 
     def init(self, position: PyTree, residuals: Residuals | None) -> tuple[Any, ...]:
@@ -103,7 +103,7 @@ class AdaptivePriorByLeaf(AdaptivePrior):
         step: Scalar,
         kept: PyTree | None = None,
     ) -> tuple[Any, ...]:
-        """Each group learns from its leaves."""
+        """Update the state of every adaptive group from its own leaves."""
         groups = self.groups.split(position)
         masks = [None] * len(groups) if kept is None else [leaves for _, leaves in self.groups.split(kept)]
         return tuple(
@@ -112,7 +112,7 @@ class AdaptivePriorByLeaf(AdaptivePrior):
         )
 
     def inclusion_probabilities(self, state: tuple[Any, ...], position: PyTree) -> PyTree:
-        """ρ of each group; 1 for leaves with a plain prior."""
+        """ρ of each adaptive group; 1 for leaves of the other groups."""
         found: dict[str, Any] = {}
         for own, (prior, leaves) in zip(state, self.groups.split(position), strict=True):
             if isinstance(prior, AdaptivePrior):
@@ -123,15 +123,16 @@ class AdaptivePriorByLeaf(AdaptivePrior):
 
 
 def prior_by_leaf(groups: Mapping[str, Prior], otherwise: Prior | None = None) -> PriorByLeaf | AdaptivePriorByLeaf:
-    """A prior for use as `log_prior` that treats leaves by their names, as `result.summary()` shows them.
+    """Assign priors to leaves by name (as in `result.summary()`), for use as `log_prior`.
 
-    A key stands for every leaf whose name it is, or is a run of whole parts of (names have parts between dots): with
-    leaves `layers.0.weight`, `layers.0.bias` and `layers.1.bias`, "bias" is both biases, "layers.0" the first layer.
-    A key that fits no leaf, a leaf that two keys fit, and a leaf without a prior are errors.
+    A leaf's name is its dotted path. A key matches every leaf whose path equals it or contains it as consecutive whole
+    components: with leaves `layers.0.weight`, `layers.0.bias` and `layers.1.bias`, "bias" matches both biases and
+    "layers.0" the first layer. A key that matches no leaf, a leaf that matches two keys, and a leaf without a prior are
+    errors.
 
         rw.prior_by_leaf({"bias": rw.gaussian_prior(10.0)}, otherwise=rw.spike_and_slab())
 
-    A group's prior gets its leaves at once, as a dict by name: one `spike_and_slab` learns one σ and one δ for all.
+    The prior of a group is called with all its leaves, as a dict by name: one `spike_and_slab` has one σ and one δ.
     """
     if not groups:
         raise ValueError("groups: it is empty; name at least one leaf, or pass the prior itself")

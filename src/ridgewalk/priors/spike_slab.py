@@ -1,6 +1,6 @@
-"""The spike-and-slab Gaussian–Laplace prior of SGLD-SA (Deng et al. 2019), learnt by stochastic approximation.
+"""The spike-and-slab Gaussian–Laplace prior of SGLD-SA (Deng et al. 2019), fitted by stochastic approximation.
 
-`shared_noise` is the Gaussian likelihood whose noise is the prior's own σ, as in the regression of the papers.
+`shared_noise` is a Gaussian likelihood whose noise scale is the prior's σ, as in the regression of the papers.
 """
 
 import math
@@ -20,7 +20,7 @@ Penalty = Literal["mixture", "averaged"]
 
 
 class SpikeSlabState(NamedTuple):
-    """The hyper-parameters, and the averages they are the best values for."""
+    """The hyper-parameters, and the averaged sufficient statistics that they maximise EM's objective for."""
 
     inclusion: PyTree
     """ρ_j, the average of P(γ_j = 1 | θ, σ, δ), in the position's structure."""
@@ -31,14 +31,14 @@ class SpikeSlabState(NamedTuple):
     slab: Scalar
     """Average of Σ_j ρ_j θ_j² / v₁."""
     residual: Scalar | None
-    """Average of Σ r², where the likelihood shares σ."""
+    """Average of Σ r²; None if the likelihood does not share σ."""
     kept: Scalar
-    """How many parameters the sums are over."""
+    """The number of parameters in the sums."""
 
 
 @pytree_dataclass
 class SpikeAndSlab(AdaptivePrior):
-    """θ_j ~ δ N(0, σ²v₁) + (1−δ) Laplace(0, σ v₀), with σ and δ learnt; see `spike_and_slab`."""
+    """θ_j ~ δ N(0, σ²v₁) + (1−δ) Laplace(0, σ v₀), with adaptive σ and δ; see `spike_and_slab`."""
 
     spike_scale: float
     slab_variance: float
@@ -103,7 +103,7 @@ class SpikeAndSlab(AdaptivePrior):
         return constant - absolute(x) / (sigma * self.spike_scale)
 
     def _log_odds(self, state: SpikeSlabState, x: jax.Array) -> jax.Array:
-        """log P(γ = 1 | x) / P(γ = 0 | x): never a ratio of densities, which underflow."""
+        """log P(γ = 1 | x) / P(γ = 0 | x), in logarithms because the densities underflow."""
         return self._log_slab(state, x) - self._log_spike(state, x)
 
     def log_density(self, state: SpikeSlabState, position: PyTree) -> Scalar:
@@ -118,7 +118,7 @@ class SpikeAndSlab(AdaptivePrior):
         return total(jax.tree.map(penalised, position, state.inclusion), lambda x: x)
 
     def init(self, position: PyTree, residuals: Residuals | None) -> SpikeSlabState:
-        """σ and δ where they start, with averages as they expect them."""
+        """The initial σ and δ, and the sufficient statistics that they imply."""
         dtype = jnp.result_type(*jax.tree.leaves(position))
         size = _size(position)
         delta = jnp.asarray(self.delta, dtype)
@@ -145,10 +145,10 @@ class SpikeAndSlab(AdaptivePrior):
         step: Scalar,
         kept: PyTree | None = None,
     ) -> SpikeSlabState:
-        """Averages move by ω_k towards what the position shows; σ and δ are the best for the averages.
+        """One step of stochastic-approximation EM: average the sufficient statistics with weight ω_k, then maximise.
 
-        Sums, and p, are over the parameters that are `kept`; ρ of a pruned one is 0. Where fewer are kept than before,
-        the averages of Σ (1−ρ)|θ|/v₀ and Σ ρθ²/v₁ begin again at the position: the old ones have the pruned in them.
+        Sums, and p, are over the parameters that are `kept`; a pruned one has ρ = 0. When parameters are pruned, the
+        averages of Σ (1−ρ)|θ|/v₀ and Σ ρθ²/v₁ restart at the current position, because they include pruned parameters.
         """
         dtype = state.sigma.dtype
         begun = step > self.delay
@@ -174,7 +174,7 @@ class SpikeAndSlab(AdaptivePrior):
         size: Scalar | int = _size(position)
         if kept is not None:
             found = jnp.maximum(total(kept, lambda one: one != 0), 1).astype(jnp.int32)
-            # What is pruned before learning begins counts when it does.
+            # Parameters pruned during the delay are counted when it ends.
             number_kept = jnp.where(begun, found, state.kept)
             rate = jnp.where(number_kept < state.kept, jnp.ones_like(omega), omega)
             size = found.astype(dtype)
@@ -198,7 +198,7 @@ class SpikeAndSlab(AdaptivePrior):
         return 0.5 * (linear + jnp.sqrt(linear**2 + 4 * constant))
 
     def _best_delta(self, state: SpikeSlabState, size: Scalar | int) -> Scalar:
-        """(a − 1 + Σρ) / (a + b + p − 2), kept off 0 and 1, whose odds are infinite."""
+        """(a − 1 + Σρ) / (a + b + p − 2), clipped to the open interval (0, 1)."""
         b = size if self.b is None else self.b
         dtype = state.delta.dtype
         included = total(state.inclusion, lambda rho: rho).astype(dtype)
@@ -231,42 +231,43 @@ def spike_and_slab(
         θ_j | σ², γ_j ~ γ_j N(0, σ²v₁) + (1−γ_j) Laplace(0, σ v₀),   γ_j ~ Bernoulli(δ),
         σ² ~ IG(ν/2, νλ/2),   δ ~ Beta(a, b).
 
-    The chain samples θ; σ and δ are learnt. With the likelihood `shared_noise(residual)`, σ is also the noise of the m
-    residuals of all N examples, as in the papers' regression; otherwise the likelihood has a noise of its own and σ is
-    the scale of the prior alone (M = N m residuals in the first case, M = 0 in the second). With γ known,
+    The chain samples θ; σ and δ are point estimates, updated while it runs. With the likelihood
+    `shared_noise(residual)`, σ is also the noise scale of the m residuals of each of N examples, as in the papers'
+    regression (M = N m residuals). Otherwise the likelihood has its own noise scale, σ is that of the prior alone, and
+    M = 0. The complete-data log density is
 
         log p(data, θ, γ, σ², δ) = −(M + p + ν + 2) log σ − (Σr² + Σγ_jθ_j²/v₁ + νλ) / (2σ²)
             − Σ(1−γ_j)|θ_j| / (v₀σ) + (a − 1 + Σγ_j) log δ + (b − 1 + p − Σγ_j) log(1−δ)
             + constant,
 
-    so EM needs the expectations of Σr², Σγθ²/v₁, Σ(1−γ)|θ|/v₀ and Σγ only, and its maximum is
+    so the sufficient statistics of EM are Σr², Σγθ²/v₁, Σ(1−γ)|θ|/v₀ and Σγ, and its M-step is
     σ = (R_b + √(R_b² + 4 R_a R_c)) / (2 R_a), R_a = M + p + ν + 2, R_b = E Σ(1−γ)|θ|/v₀,
-    R_c = E[Σr² + Σγθ²/v₁] + νλ, and δ = (a − 1 + E Σγ) / (a + b + p − 2). Given θ, γ_j is 1 with probability ρ_j(θ),
-    in closed form; the expectation over θ is an average over the chain, s ← s + ω_k (s(θ_k) − s), with Σr² from the
-    step's batch scaled by N/n. This is stochastic-approximation EM: it ends where EM ends. Deng et al. average σ̃(θ_k),
-    the best σ for a single draw, instead; the two differ by the curvature of the root, little where M + p is large.
+    R_c = E[Σr² + Σγθ²/v₁] + νλ, and δ = (a − 1 + E Σγ) / (a + b + p − 2). Given θ, P(γ_j = 1) =
+    ρ_j(θ) in closed form; the expectation over θ is an average over the chain, s ← s + ω_k (s(θ_k) − s), with Σr² from
+    the step's batch scaled by N/n. This is stochastic-approximation EM, whose fixed points are those of EM. Deng et al.
+    instead average σ̃(θ_k), the maximiser for a single draw; the difference is small if M + p is large.
 
     `result.inclusion_probabilities` gives ρ; σ and δ of a chain are in `state.prior`. With `pruned(sampler, …)` the
-    model is that of the parameters that are kept, and its sums over them begin again when some are pruned.
+    model is that of the kept parameters, and its averages restart when parameters are pruned.
 
-    Beyond |θ| = 2σv₁/v₀ the Laplace spike has the heavier tail, so choose v₁ so wide that no parameter goes there.
-    Where the likelihood has a noise of its own, σ and δ may have several good values (one is a spike so wide that no
-    slab is needed): compare chains from different starts.
+    For |θ| > 2σv₁/v₀ the Laplace spike has the heavier tail: choose v₁ large enough that no parameter gets there.
+    If the likelihood has its own noise scale, EM can have several fixed points (at one of them the spike is so wide
+    that the slab is empty): compare chains from different starting points.
 
     Args:
         spike_scale: v₀; the spike is Laplace(0, σ v₀).
         slab_variance: v₁; the slab is N(0, σ² v₁).
-        delta: δ at the start.
+        delta: the initial δ.
         a: of the Beta prior of δ, 1 or more.
-        b: of the Beta prior of δ, 1 or more; None is p, the number of parameters (that are kept): sparse.
+        b: of the Beta prior of δ, 1 or more; None is p, the number of kept parameters, which favours sparsity.
         nu: ν of the prior of σ².
         lam: λ of the prior of σ².
-        sigma: σ at the start; None is the residuals' root mean square at the start where σ is their noise, else √λ.
-        penalty: "mixture" samples the posterior under the mixture prior, at the σ and δ learnt. "averaged" follows the
-            letter of Deng et al.: the drift of θ has the averaged ρ in the place of ρ(θ), so θ is sampled under the
-            prior exp(−Σ (1−ρ_j)|θ_j|/(σv₀) + ρ_jθ_j²/(2σ²v₁)), which has one mode and is easier to walk on.
-        delay: steps before learning begins. What is learnt from a chain on its way may not be unlearnt: from zeros, δ
-            falls to almost nothing before the large parameters have grown. Start near a mode, or wait for the chain.
+        sigma: the initial σ; None is the residuals' initial root mean square if the likelihood shares σ, else √λ.
+        penalty: "mixture" samples the posterior under the mixture prior at the current σ and δ. "averaged" is the
+            update of Deng et al. as printed: the drift of θ uses the averaged ρ instead of ρ(θ), so the prior of θ is
+            exp(−Σ (1−ρ_j)|θ_j|/(σv₀) + ρ_jθ_j²/(2σ²v₁)), which is unimodal.
+        delay: number of steps before σ and δ are first updated. Updates during the transient can be irreversible: from
+            a start at zero, δ collapses before the large parameters have grown. Start near a mode, or set a delay.
         adaptation: ω_k, capped at 1; k counts from the end of the delay.
     """
     return SpikeAndSlab(
@@ -286,7 +287,7 @@ def spike_and_slab(
 
 @pytree_dataclass
 class SharedNoise:
-    """r_i(θ) ~ N(0, σ²) for every residual, σ of the adaptive prior."""
+    """r_i(θ) ~ N(0, σ²) for every residual, with the adaptive prior's σ."""
 
     residual: Callable[[PyTree, PyTree], Any]
 
@@ -305,14 +306,15 @@ class SharedNoise:
         return -0.5 * jnp.sum((rows / sigma) ** 2, axis=1) - constant
 
     def measure(self, position: PyTree, batch: PyTree, size: int) -> Residuals:
-        """Σ r² of a batch scaled to `size` examples, which is unbiased, and how many residuals those have."""
+        """The unbiased estimate of Σ r² over `size` examples from a batch, and their number of residuals."""
         rows = self.residuals(position, batch)
         return Residuals((size / rows.shape[0]) * jnp.sum(rows**2), size * rows.shape[1])
 
 
 def shared_noise(residual: Callable[[PyTree, PyTree], Any]) -> SharedNoise:
-    """A likelihood N(0, σ²) of `residual(position, batch)`, one row per example, with the prior's σ; `log_likelihood`
-    of a posterior whose prior learns a σ:
+    """Gaussian likelihood of `residual(position, batch)`, one row per example, with the σ of an adaptive prior.
+
+    For use as `log_likelihood`:
 
         target = rw.Posterior(
             rw.spike_and_slab(), rw.shared_noise(lambda w, batch: batch[1] - batch[0] @ w), (x, y)
