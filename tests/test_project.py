@@ -23,7 +23,6 @@ LAYERS = [
         "_types",
         "_validation",
         "_zarr",
-        "ravel",
     },
     {"data", "gradients", "priors", "pruning", "schedules", "target"},
     {"preconditioners"},

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._pytree import Layout, leaf_names, pytree_dataclass
 from ridgewalk._types import Mask, Scalar, Vector
 from ridgewalk._validation import check_between, check_choice, check_whole
-from ridgewalk.ravel import Layout, leaf_names
 
 Scope = Literal["global", "layer"]
 Schedule: TypeAlias = Literal["cubic", "linear"] | Callable[[float], float]

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._pytree import Layout, array_field, pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, PyTree
 from ridgewalk._validation import check_choice, check_whole
@@ -27,7 +27,6 @@ from ridgewalk.preconditioners.low_rank import LowRank
 from ridgewalk.preconditioners.rmsprop import RMSProp
 from ridgewalk.preconditioners.static import Identity, Metric
 from ridgewalk.pruning import Leaves, Pruning, Schedule, Scope
-from ridgewalk.ravel import Layout
 from ridgewalk.schedules import DEFAULT_ADAPTATION
 
 Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]

@@ -8,8 +8,8 @@ from tests.targets import linear_regression
 
 import ridgewalk as rw
 from ridgewalk._control_flow import when
+from ridgewalk._pytree import layout_of
 from ridgewalk.preconditioners.dense import DenseScaled
-from ridgewalk.ravel import layout_of
 
 REGRESSION = linear_regression()
 

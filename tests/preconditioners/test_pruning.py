@@ -7,9 +7,9 @@ import pytest
 from tests.pruning.pruning_cases import MEAN, gaussian
 
 import ridgewalk as rw
+from ridgewalk._pytree import layout_of
 from ridgewalk.preconditioners._linalg import prune_core, prune_matrix, prune_root
 from ridgewalk.preconditioners.dense import DenseScaled
-from ridgewalk.ravel import layout_of
 
 GAUSSIAN = gaussian()
 MASK = np.array([0, 1, 1, 0, 1, 1, 0, 1], bool)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
+from ridgewalk._pytree import layout_of
 from ridgewalk.diagnostics.curvature import curvature_pair_stats
-from ridgewalk.ravel import layout_of
 
 SCALE = {"a": jnp.array([1 / 64, 1.0]), "b": jnp.array([[32.0], [0.5]])}
 START = {"a": jnp.array([0.02, -1.0]), "b": jnp.array([[10.0], [0.3]])}

@@ -10,8 +10,8 @@ from tests.sampling.test_checkpoint import SAMPLERS as RESUMED
 from tests.sampling.test_checkpoint import forget_after
 
 import ridgewalk as rw
+from ridgewalk._pytree import leaf_names
 from ridgewalk.diagnostics.curvature import is_isotropic
-from ridgewalk.ravel import leaf_names
 from ridgewalk.sampling.checkpoint import config_snapshot, differences
 
 REGRESSION = regression()

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
-from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._pytree import layout_of, pytree_dataclass
 from ridgewalk.pruning import Pruning, Span, without_smallest
-from ridgewalk.ravel import layout_of
 
 RNG = np.random.default_rng(0)
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._pytree import leaf_names
 from ridgewalk._types import PyTree
 from ridgewalk.data import Batches, on_host, read_rows
 from ridgewalk.diagnostics.draw_access import alive_info, require_positions, targets_by_chain
-from ridgewalk.ravel import leaf_names
 from ridgewalk.result import Result
 from ridgewalk.target import Posterior, Target, on_device
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import PyTree, Vector
 from ridgewalk.data import Batches, on_host, read_rows
 from ridgewalk.gradients import full_gradient_from_host
-from ridgewalk.ravel import layout_of, leaf_names
 from ridgewalk.result import Result
 from ridgewalk.target import Density, Posterior, Target, on_device
 

@@ -14,9 +14,9 @@ from jax.flatten_util import ravel_pytree
 from scipy import fft
 from scipy.special import ndtri
 
+from ridgewalk._pytree import leaf_names
 from ridgewalk.diagnostics.draw_access import MIN_DRAWS, pruning_masks
 from ridgewalk.dynamics.langevin import Delayed
-from ridgewalk.ravel import leaf_names
 from ridgewalk.result import Result
 
 TAIL = (0.05, 0.95)

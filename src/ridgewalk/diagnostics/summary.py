@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from ridgewalk._optional import requires_extra
+from ridgewalk._pytree import leaf_names
 from ridgewalk._validation import check_whole
 from ridgewalk.diagnostics.draw_access import Coordinates, coordinate_labels, pruning_masks, select_coordinates
 from ridgewalk.diagnostics.mixing import deinterleave_draws, ess, leaf_moments, r_hat, standard_error
-from ridgewalk.ravel import leaf_names
 from ridgewalk.result import Result, weighted_mean
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import layout_of
 from ridgewalk._types import Scalar, Vector
 from ridgewalk.diagnostics.draw_access import alive_info, map_gradients, thinned_positions, thinning
 from ridgewalk.diagnostics.mixing import deinterleave_draws, standard_error
 from ridgewalk.dynamics.hamiltonian import MomentumDynamics
-from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result, posterior_mean
 
 

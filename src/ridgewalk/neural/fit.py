@@ -27,6 +27,7 @@ import optax
 
 from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._io import read_json_object, seal, sole_writer, unseal, write_atomically
+from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.gradients import as_estimator
@@ -39,7 +40,6 @@ from ridgewalk.preconditioners.dense import Dense, DenseScaled
 from ridgewalk.preconditioners.lbfgs import LBFGS
 from ridgewalk.preconditioners.limited import SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
-from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result
 from ridgewalk.sampling import checkpoint
 from ridgewalk.sampling.checkpoint import Checkpoint, config_snapshot, differences

@@ -37,6 +37,7 @@ from ridgewalk._io import (
     write_atomically,
 )
 from ridgewalk._optional import requires_extra
+from ridgewalk._pytree import leaf_names
 from ridgewalk.neural.calibration.conformal import Correction
 from ridgewalk.neural.networks.model import Network
 from ridgewalk.neural.posterior import build
@@ -46,7 +47,6 @@ from ridgewalk.neural.scaling import InputScaling, OutputScales
 from ridgewalk.neural.sparse.bitmask_arrays import Packed
 from ridgewalk.neural.sparse.bitmask_arrays import packed as packed_array
 from ridgewalk.neural.sparse.model import PrunedNetworks, pack_draws, unpack_draws
-from ridgewalk.ravel import leaf_names
 from ridgewalk.sampling.checkpoint import config_snapshot
 
 FORMAT = "ridgewalk-surrogate"

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk._control_flow import every
+from ridgewalk._pytree import Layout
 from ridgewalk._types import GradientAt, Mask, Scalar, Vector
-from ridgewalk.ravel import Layout
 
 
 class Operator(Protocol):

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._pytree import Layout, array_field, layout_of, pytree_dataclass
 from ridgewalk._types import GradientAt, Key, PyTree, Scalar, Vector
 from ridgewalk._validation import check_between, check_whole
 from ridgewalk.data import DataPlaceholder, on_host
 from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec, StepContext, Transition, UpdateInfo
-from ridgewalk.ravel import Layout, layout_of
 from ridgewalk.target import Posterior
 
 SMALLEST_CURVATURE = 1e-12

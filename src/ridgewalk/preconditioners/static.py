@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._pytree import Layout, array_field, pytree_dataclass
 from ridgewalk._types import GradientAt, Mask, PyTree, Unravel, Vector
 from ridgewalk.preconditioners._linalg import prune_matrix, prune_root
 from ridgewalk.preconditioners.base import (
@@ -21,7 +21,6 @@ from ridgewalk.preconditioners.base import (
     UpdateInfo,
     no_update,
 )
-from ridgewalk.ravel import Layout
 
 
 class IdentityOperator(NamedTuple):

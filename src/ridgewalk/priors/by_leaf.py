@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._pytree import leaf_names, pytree_dataclass
 from ridgewalk._types import PyTree, Scalar
 from ridgewalk.priors.base import AdaptivePrior, Prior, Residuals
-from ridgewalk.ravel import leaf_names
 
 
 @pytree_dataclass

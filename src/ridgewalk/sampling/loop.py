@@ -14,10 +14,10 @@ import numpy as np
 
 from ridgewalk._compilation import jit
 from ridgewalk._control_flow import WORD, when
+from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Unravel, Vector
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel
-from ridgewalk.ravel import layout_of
 from ridgewalk.result import Moments
 from ridgewalk.sampling.batching import BatchIndexer, EpochPosition
 from ridgewalk.target import Posterior

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree
 from ridgewalk.data import Batches
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler
-from ridgewalk.ravel import layout_of
 from ridgewalk.result import Result
 from ridgewalk.sampling import validation
 from ridgewalk.sampling.loop import DrawRecorder, LoopSpec, block_length, join_moments

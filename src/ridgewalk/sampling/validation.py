@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._compilation import jit
+from ridgewalk._pytree import leaf_names
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk._validation import check_whole
 from ridgewalk.data import Batches, DataPlaceholder, on_host, read_rows
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler, build_kernel
-from ridgewalk.ravel import leaf_names
 from ridgewalk.sampling.batching import BatchIndexer, Source, rows_of_steps
 from ridgewalk.target import Density, Posterior, Target
 

@@ -33,8 +33,8 @@ from ridgewalk._io import (
     unseal,
     write_atomically,
 )
+from ridgewalk._pytree import leaf_names
 from ridgewalk._types import PyTree
-from ridgewalk.ravel import leaf_names
 from ridgewalk.sampling.checkpoint import differences
 from ridgewalk.sampling.storage import DrawStore, check_storable, is_floating
 

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import Layout, layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.data import DataPlaceholder
 from ridgewalk.diagnostics.curvature import whitened_gradient
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.preconditioners._curvature import largest_eigenvalue, whitened_hessian_product
-from ridgewalk.ravel import Layout, layout_of
 from ridgewalk.sampling.batching import BatchIndexer
 from ridgewalk.target import Posterior
 from ridgewalk.tuning.local_gaussian import LocalGaussian

@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice
 from ridgewalk.dynamics.as_printed import AsPrinted
@@ -15,7 +16,6 @@ from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import AdaptivePreconditioner
-from ridgewalk.ravel import layout_of
 from ridgewalk.sampling import validation
 from ridgewalk.sampling.divergence import stability_limit
 from ridgewalk.target import Density, Target

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import leaf_names
 from ridgewalk._types import PyTree
 from ridgewalk.neural.calibration.predictive import Predictive, with_least_std
 from ridgewalk.neural.networks.model import Model
@@ -16,7 +17,6 @@ from ridgewalk.neural.posterior import PosteriorSpec, noise_of
 from ridgewalk.neural.sparse.bitmask_arrays import Packed, pack, read, write
 from ridgewalk.neural.sparse.jaxpr_split import SplitProgram, split_at_matmuls
 from ridgewalk.neural.sparse.matmul import Pattern, SparseMatrix, pattern, wins
-from ridgewalk.ravel import leaf_names
 
 KEPT_BYTES = 2**29
 """An array of all draws that takes no more than this with its zeros is kept so once it was needed."""

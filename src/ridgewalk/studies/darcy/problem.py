@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._pytree import layout_of
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.darcy import (
     Boundary,
@@ -37,7 +38,6 @@ from ridgewalk.neural.scaling import InputScaling, OutputScales, fit_inputs, fit
 from ridgewalk.preconditioners._curvature import largest_curvature
 from ridgewalk.preconditioners.rescaled import gradient_scale, rescaled
 from ridgewalk.preconditioners.static import Identity
-from ridgewalk.ravel import layout_of
 from ridgewalk.sampling.runner import progress_bar, stop_on_signal
 from ridgewalk.studies.darcy.settings import CHAIN_ONLY, Kind, Settings
 from ridgewalk.studies.framework.tasks import Arrays, cached_arrays
