@@ -15,7 +15,7 @@ import numpy as np
 
 import ridgewalk as rw
 from ridgewalk._random import Noise, draw_noise
-from ridgewalk.neural.networks.encoder_decoder import permeability_network
+from ridgewalk.neural.networks.architectures import permeability_network
 from ridgewalk.neural.networks.model import Model, count_weights
 from timing import per_step, seconds
 

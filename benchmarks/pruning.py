@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._pytree import layout_of, leaf_names
-from ridgewalk.neural.networks.encoder_decoder import permeability_network
+from ridgewalk.neural.networks.architectures import permeability_network
 from ridgewalk.neural.networks.model import Model, count_weights
 from ridgewalk.neural.sparse.model import CompressedModel, compress
 from ridgewalk.pruning import Pruning, apply_mask

@@ -9,8 +9,7 @@ from scipy.sparse.linalg import spsolve
 from skfem import Basis, BilinearForm, ElementQuad0, ElementQuadRT0, LinearForm, MeshQuad
 from skfem.helpers import div
 
-from ridgewalk.darcy.boundary import Boundary, OpenSides, SideValues, open_sides, side_values
-from ridgewalk.darcy.grid import Array, Grid
+from ridgewalk.darcy.grid import Array, Boundary, Grid, OpenSides, SideValues, open_sides, side_values
 from ridgewalk.darcy.solver import Solution, edge_numbers, permeability_tensor
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from ridgewalk.darcy.boundary import SIDES, Boundary, Flux, Pressure, side_values
-from ridgewalk.darcy.grid import Grid
+from ridgewalk.darcy.grid import SIDES, Boundary, Flux, Grid, Pressure, side_values
 
 
 def random_problem(seed, nx, ny, open_sides, *, log_contrast=2.0, tensor=True, unit_square=False):

@@ -40,7 +40,7 @@ def test_permeability_command_reports_energy_and_redraws(tmp_path):
     assert f"32 terms capture all but {lost:.2g} of the field's variance" in result.output
     redraws = int(load(tmp_path / "p.zarr").arrays["redraws"].sum())
     assert redraws > 0
-    assert f"{redraws} fields were not positive and were drawn again" in result.output
+    assert f"{redraws} fields were not positive and were redrawn" in result.output
 
 
 def test_show_draws_five_labelled_panels(source_file, tmp_path):
@@ -77,7 +77,7 @@ def test_panels_show_the_samples_own_arrays(source_file):
         (("--spread", -1), "--spread -1"),
         (("--permeability", "absent.npy"), "there is no such file"),
         (("--permeability", "absent.dat"), "there is no such file"),
-        (("--permeability", "x.npy", "--fetch"), "give one of the two"),
+        (("--permeability", "x.npy", "--fetch"), "exclude each other"),
     ],
 )
 def test_errors_in_plain_words(arguments, message, tmp_path):

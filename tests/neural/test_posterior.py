@@ -1,6 +1,7 @@
 """The posterior that a fit samples: priors of the weights and of the noise, and padded data."""
 
 import inspect
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,11 @@ import pytest
 from tests.neural.fits import NETWORK
 
 import ridgewalk as rw
+from ridgewalk import neural
 from ridgewalk.neural import cli as commands
-from ridgewalk.neural.networks.mlp import mlp
+from ridgewalk.neural.networks.architectures import mlp
 from ridgewalk.neural.posterior import FIRST_NOISE, NOISE_WIDTH, PosteriorSpec, build, padded, padded_rows
+from ridgewalk.neural.regressor import NETWORKS, SAMPLERS
 
 SPEC = PosteriorSpec(
     network=NETWORK,
@@ -69,9 +72,11 @@ def test_scales_are_numbers_of_any_kind():
         assert float(build(fresh).log_prior(here)) == expected
 
 
-def test_the_command_has_the_default_prior_of_the_class():
+def test_the_command_has_the_default_prior_and_the_names_of_the_class():
     default = inspect.signature(rw.SurrogateRegressor).parameters["prior"].default
     assert inspect.signature(commands.fit).parameters["prior"].default == default
+    assert set(get_args(neural.NetworkName)) == set(NETWORKS)
+    assert set(get_args(neural.SamplerName)) == set(SAMPLERS)
 
 
 @pytest.mark.parametrize("examples", [7, 500, 513, 700])

@@ -16,9 +16,9 @@ from tests.neural.fits import tiny, waves
 import ridgewalk as rw
 from ridgewalk.neural import fit
 from ridgewalk.neural.io import ABOUT, ARRAYS, ModelError
-from ridgewalk.neural.networks.adapters import FunctionNetwork
-from ridgewalk.neural.networks.mlp import mlp
-from ridgewalk.neural.scaling import fit_inputs, fit_outputs
+from ridgewalk.neural.networks.architectures import mlp
+from ridgewalk.neural.networks.model import FunctionNetwork
+from ridgewalk.neural.posterior import fit_inputs, fit_outputs
 
 
 @pytest.fixture(scope="module")

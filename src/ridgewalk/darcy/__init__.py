@@ -6,9 +6,18 @@ documented in `ridgewalk.darcy.grid`. Data sets (`ridgewalk.darcy.datasets`, `ri
 figures (`ridgewalk.darcy.plots`) are not imported here: they load zarr and matplotlib.
 """
 
-from ridgewalk.darcy.boundary import Boundary, Condition, Flux, Pressure, boundary_from_mapping
 from ridgewalk.darcy.fields import KarhunenLoeve, channelised, draw_permeability, karhunen_loeve
-from ridgewalk.darcy.grid import Grid, cell_velocity, join_flux, split_flux
+from ridgewalk.darcy.grid import (
+    Boundary,
+    Condition,
+    Flux,
+    Grid,
+    Pressure,
+    boundary_from_mapping,
+    cell_velocity,
+    join_flux,
+    split_flux,
+)
 from ridgewalk.darcy.multiscale import (
     MultiscaleBasis,
     MultiscaleSolution,

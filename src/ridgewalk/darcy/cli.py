@@ -1,9 +1,8 @@
-"""`ridgewalk darcy`: generate data sets and look at them."""
+"""`ridgewalk darcy`: generate data sets and draw figures of them."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ridgewalk._optional import requires_extra
 from ridgewalk.plain_errors import errors_in_plain_words
@@ -15,33 +14,20 @@ if TYPE_CHECKING:
     from ridgewalk.darcy.problems import Problem
     from ridgewalk.darcy.spe10 import LabelledPermeability
 
-app = typer.Typer(no_args_is_help=True, help="Darcy flow: data sets and pictures.")
-generate_app = typer.Typer(no_args_is_help=True, help="Generate a data set; interrupted, the same command goes on.")
+app = typer.Typer(no_args_is_help=True, help="Darcy flow: data sets and figures.")
+generate_app = typer.Typer(
+    no_args_is_help=True, help="Generate a data set. If interrupted, rerun the same command to resume."
+)
 app.add_typer(generate_app, name="generate")
 
-
-class Reading(StrEnum):
-    """What the second number of N(10, 5) is."""
-
-    variance = "variance"
-    deviation = "standard-deviation"
-
-
-class FieldForm(StrEnum):
-    """How the permeability depends on the Gaussian field."""
-
-    linear = "linear"
-    log_normal = "log-normal"
-
-
-Out = Annotated[Path, typer.Option(help="The zarr folder to write.")]
+Out = Annotated[Path, typer.Option(help="Zarr folder to write.")]
 Samples = Annotated[int, typer.Option(help="Number of samples.")]
-Seed = Annotated[int, typer.Option(help="Seed; sample i depends on it and on i only.")]
-Processes = Annotated[int, typer.Option(help="Worker processes; the samples do not depend on it.")]
+Seed = Annotated[int, typer.Option(help="Random seed; sample i depends on the seed and i only.")]
+Processes = Annotated[int, typer.Option(help="Worker processes; does not change the samples.")]
 Size = Annotated[int, typer.Option(help="Cells in each direction.")]
 PermeabilityFile = Annotated[
     Path | None,
-    typer.Option(help="A field (.npy), or SPE10: spe_perm.dat, its .zip, or .npz. Without it: synthetic."),
+    typer.Option(help="A field (.npy), or SPE10 (spe_perm.dat, its .zip, or .npz). Default: a synthetic field."),
 ]
 Layer = Annotated[int, typer.Option(help="SPE10 layer, 1 (top) to 85.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
@@ -55,23 +41,27 @@ def generate_source(
     seed: Seed = 0,
     processes: Processes = 2,
     permeability: PermeabilityFile = None,
-    fetch: Annotated[bool, typer.Option("--fetch", help="Fetch SPE10 from spe.org (once, verified).")] = False,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download SPE10 from spe.org, once, and verify its checksum.")
+    ] = False,
     layer: Layer = 53,
     size: Size = 50,
     mean: Annotated[float, typer.Option(help="Mean of f1 and f2.")] = 10.0,
-    spread: Annotated[float, typer.Option(help="Second parameter of their normal law.")] = 5.0,
-    spread_is: Annotated[Reading, typer.Option(help="What --spread is.")] = Reading.variance,
-    block: Annotated[int | None, typer.Option(help="Side of a source block in cells; about size/10.")] = None,
+    spread: Annotated[float, typer.Option(help="Second parameter of their normal distribution.")] = 5.0,
+    spread_is: Annotated[
+        Literal["variance", "standard-deviation"], typer.Option(help="What --spread is.")
+    ] = "variance",
+    block: Annotated[int | None, typer.Option(help="Side of a source block in cells; default about size/10.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Three-spot sources in a fixed permeability: f1, f2 ~ N(10, 5), closed box."""
+    """Three-spot sources in a fixed permeability: f1, f2 ~ N(10, 5), no flow through the boundary."""
     from ridgewalk.darcy.problems import VaryingSource  # noqa: PLC0415
 
     with errors_in_plain_words():
         if spread < 0:
-            raise ValueError(f"spread = {spread}: give a number of at least 0")
+            raise ValueError(f"spread = {spread}: must be at least 0")
         field = _fixed_permeability(permeability, layer, size, fetch)
-        deviation = spread**0.5 if spread_is is Reading.variance else spread
+        deviation = spread**0.5 if spread_is == "variance" else spread
         problem = VaryingSource(field.values, field.label, mean, deviation, block)
         _generate(out, problem, samples=samples, seed=seed, processes=processes, overwrite=overwrite)
 
@@ -80,11 +70,11 @@ def generate_source(
 def generate_permeability(
     *,
     out: Out,
+    terms: Annotated[int, typer.Option(help="Terms of the Karhunen–Loève expansion (32, 64, 128 in the paper).")] = 64,
     samples: Samples = 1500,
     seed: Seed = 0,
     processes: Processes = 2,
-    terms: Annotated[int, typer.Option(help="Terms of the Karhunen–Loève expansion (32, 64, 128 in the paper).")] = 64,
-    form: Annotated[FieldForm, typer.Option(help="κ₀ + Y, or κ₀ exp(Y).")] = FieldForm.linear,
+    form: Annotated[Literal["linear", "log-normal"], typer.Option(help="κ₀ + Y, or κ₀ exp(Y).")] = "linear",
     kappa_0: Annotated[float, typer.Option("--kappa-0", help="κ₀: mean, or median if log-normal.")] = 10.0,
     length_x: Annotated[float, typer.Option(help="Correlation length in x.")] = 0.2,
     length_y: Annotated[float, typer.Option(help="Correlation length in y.")] = 0.3,
@@ -101,7 +91,7 @@ def generate_permeability(
         expansion = karhunen_loeve(Grid(size, size), terms, (length_x, length_y), variance)
         lost = 1 - expansion.energy
         typer.echo(f"{terms} terms capture all but {lost:.2g} of the field's variance")
-        problem = VaryingPermeability(expansion, form.value, kappa_0)
+        problem = VaryingPermeability(expansion, form, kappa_0)
         _generate(out, problem, samples=samples, seed=seed, processes=processes, overwrite=overwrite)
         _report_redraws(out)
 
@@ -109,17 +99,17 @@ def generate_permeability(
 @app.command()
 def multiscale(
     *,
-    out: Annotated[Path, typer.Option(help="The PNG file to write.")],
+    out: Annotated[Path, typer.Option(help="PNG file to write.")],
     permeability: PermeabilityFile = None,
     layer: Layer = 53,
     size: Size = 50,
-    blocks: Annotated[list[int] | None, typer.Option(help="Coarse blocks in each direction; 5 and 10.")] = None,
+    blocks: Annotated[list[int] | None, typer.Option(help="Coarse blocks in each direction; default 5 and 10.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Draw the multiscale method's error against the number of basis functions, for a three-spot source."""
     import numpy as np  # noqa: PLC0415
 
-    from ridgewalk.darcy.boundary import Boundary  # noqa: PLC0415
+    from ridgewalk.darcy.grid import Boundary  # noqa: PLC0415
     from ridgewalk.darcy.plots import (  # noqa: PLC0415
         draw_multiscale,
         error_curve,
@@ -143,8 +133,8 @@ def multiscale(
 @app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="A data set made by `darcy generate`.")],
-    out: Annotated[Path, typer.Option(help="The PNG file to write.")],
-    sample: Annotated[int, typer.Option(help="Which sample, from 0.")] = 0,
+    out: Annotated[Path, typer.Option(help="PNG file to write.")],
+    sample: Annotated[int, typer.Option(help="Index of the sample, from 0.")] = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """Draw permeability, source, pressure and velocity of one sample."""
@@ -162,7 +152,7 @@ def _fixed_permeability(path: Path | None, layer: int, size: int, fetch: bool = 
     )
 
     if path is not None and fetch:
-        raise ValueError("--permeability and --fetch: give one of the two")
+        raise ValueError("--permeability and --fetch exclude each other; pass one of them")
     if path is not None:
         return permeability_from_file(path, layer, size)
     return spe10_permeability(None, layer, size) if fetch else synthetic_permeability(size)
@@ -195,4 +185,4 @@ def _report_redraws(out: Path) -> None:
 
     redraws = load(out, names=("redraws",)).arrays["redraws"]
     again, samples = int(redraws.sum()), int((redraws > 0).sum())
-    typer.echo(f"{again} fields were not positive and were drawn again, in {samples} samples")
+    typer.echo(f"{again} fields were not positive and were redrawn, in {samples} samples")

@@ -44,8 +44,7 @@ from scipy import sparse
 from scipy.linalg import eigh
 from scipy.sparse.linalg import splu
 
-from ridgewalk.darcy.boundary import SIDES, Boundary, Flux, OpenSides, SideValues, open_sides, side_values
-from ridgewalk.darcy.grid import Array, Grid
+from ridgewalk.darcy.grid import SIDES, Array, Boundary, Flux, Grid, OpenSides, SideValues, open_sides, side_values
 from ridgewalk.darcy.solver import (
     Factorisation,
     cell_mass,

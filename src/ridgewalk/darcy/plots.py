@@ -13,9 +13,8 @@ import numpy as np
 
 from ridgewalk._io import refuse_existing, write_atomically
 from ridgewalk._optional import requires_extra
-from ridgewalk.darcy.boundary import Boundary
 from ridgewalk.darcy.datasets import DataSet, load
-from ridgewalk.darcy.grid import Array, Grid, cell_velocity
+from ridgewalk.darcy.grid import Array, Boundary, Grid, cell_velocity
 from ridgewalk.darcy.multiscale import energy_error, multiscale_basis, solve_multiscale
 from ridgewalk.darcy.solver import solve
 

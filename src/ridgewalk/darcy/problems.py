@@ -10,9 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ridgewalk.darcy.boundary import Boundary, Pressure
 from ridgewalk.darcy.fields import Form, KarhunenLoeve, draw_permeability
-from ridgewalk.darcy.grid import Array, Grid
+from ridgewalk.darcy.grid import Array, Boundary, Grid, Pressure
 from ridgewalk.darcy.solver import factorise, permeability_tensor, solve
 
 Value = str | int | float | list[float]

@@ -43,8 +43,19 @@ from scipy import sparse
 from scipy.linalg.lapack import dpbtrf, dpbtrs
 from scipy.sparse.linalg import splu
 
-from ridgewalk.darcy.boundary import Boundary, OpenSides, SideValues, open_sides, side_values
-from ridgewalk.darcy.grid import Array, Grid, cell_velocity, join_flux, net_outflow, split_flux
+from ridgewalk.darcy.grid import (
+    Array,
+    Boundary,
+    Grid,
+    OpenSides,
+    SideValues,
+    cell_velocity,
+    join_flux,
+    net_outflow,
+    open_sides,
+    side_values,
+    split_flux,
+)
 
 
 class CellMass(NamedTuple):

@@ -2,12 +2,18 @@
 
 import io
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ridgewalk._optional import requires_extra
-from ridgewalk.neural import DEFAULT_PRIOR
+from ridgewalk.neural import (
+    DEFAULT_PRIOR,
+    LikelihoodName,
+    NetworkName,
+    OutputScaling,
+    RecalibrationName,
+    SamplerName,
+)
 from ridgewalk.plain_errors import errors_in_plain_words
 
 with requires_extra("cli"):
@@ -18,51 +24,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 32
 
-
-class NetworkName(StrEnum):
-    """Networks of the library."""
-
-    mlp = "mlp"
-    permeability = "permeability"
-    source = "source"
-
-
-class SamplerName(StrEnum):
-    """Recipes of the library."""
-
-    hamcmc = "hamcmc"
-    hasgld_sa = "hasgld_sa"
-    psgld = "psgld"
-    sghmc = "sghmc"
-    sgld = "sgld"
-    sgnht = "sgnht"
-
-
-class LikelihoodOption(StrEnum):
-    """Likelihoods."""
-
-    gaussian = "gaussian"
-    relative_l2 = "relative_l2"
-
-
-class RecalibrationOption(StrEnum):
-    """Recalibration methods."""
-
-    conformal = "conformal"
-    temperature = "temperature"
-    none = "none"
-
-
-class ScalingOption(StrEnum):
-    """Units of the outputs."""
-
-    each = "each"
-    together = "together"
-
-
-Data = Annotated[Path, typer.Option(help="Arrays: .npz, .zarr or .nc.")]
-Inputs = Annotated[str, typer.Option(help="Name of the inputs, (example, …).")]
-Targets = Annotated[str, typer.Option(help="Name of the targets, (example, …).")]
+Data = Annotated[Path, typer.Option(help="File with the arrays: .npz, .zarr or .nc.")]
+Inputs = Annotated[str, typer.Option(help="Name of the input array, (example, …).")]
+Targets = Annotated[str, typer.Option(help="Name of the target array, (example, …).")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 Model = Annotated[Path, typer.Argument(help="A folder written by `ridgewalk fit`.")]
 
@@ -72,32 +36,36 @@ def fit(
     data: Data,
     inputs: Inputs = "X",
     targets: Targets = "Y",
-    out: Annotated[Path, typer.Option(help="The folder of the model.")],
-    network: Annotated[NetworkName, typer.Option(help="mlp for vectors, the others for fields.")] = NetworkName.mlp,
-    sampler: Annotated[SamplerName, typer.Option(help="The sampler.")] = SamplerName.hasgld_sa,
-    likelihood: Annotated[LikelihoodOption, typer.Option(help="The likelihood.")] = LikelihoodOption.gaussian,
-    prior: Annotated[float, typer.Option(help="Spread of a weight, in units of its layer's at the start.")] = (
-        DEFAULT_PRIOR
-    ),
-    sparsity: Annotated[float, typer.Option(help="Share of the weights to prune; 0 for none.")] = 0.0,
-    optimiser_steps: Annotated[int, typer.Option(help="Steps of Adam before sampling.")] = 3000,
-    learning_rate: Annotated[float, typer.Option(help="Largest rate of Adam.")] = 5e-3,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    network: Annotated[
+        NetworkName, typer.Option(help="Architecture: mlp for vectors, the others for 2-D fields.")
+    ] = "mlp",
+    sampler: Annotated[SamplerName, typer.Option(help="The sampler.")] = "hasgld_sa",
+    likelihood: Annotated[LikelihoodName, typer.Option(help="The likelihood.")] = "gaussian",
+    prior: Annotated[
+        float, typer.Option(help="Prior standard deviation of a weight, relative to its initialisation.")
+    ] = DEFAULT_PRIOR,
+    sparsity: Annotated[float, typer.Option(help="Fraction of the weights to prune; 0 for none.")] = 0.0,
+    optimiser_steps: Annotated[int, typer.Option(help="Adam steps before sampling.")] = 3000,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of Adam.")] = 5e-3,
     steps: Annotated[int, typer.Option(help="Sampling steps, burn-in included.")] = 600,
-    burn_in: Annotated[int, typer.Option(help="First sampling steps, not kept.")] = 200,
-    draws: Annotated[int, typer.Option(help="Draws of the weights to keep.")] = 40,
-    chains: Annotated[int | None, typer.Option(help="Chains; 4, or 2 from a million weights on.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples of a step.")] = DEFAULT_BATCH_SIZE,
-    step_size: Annotated[float | None, typer.Option(help="Step size of the sampler; found if left out.")] = None,
-    holdout: Annotated[float, typer.Option(help="Share of the examples for recalibration.")] = 0.2,
-    recalibration: Annotated[RecalibrationOption, typer.Option(help="Recalibration of predictions.")] = (
-        RecalibrationOption.conformal
-    ),
-    output_scaling: Annotated[ScalingOption, typer.Option(help="Units of the outputs.")] = ScalingOption.each,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same model.")] = 0,
+    burn_in: Annotated[int, typer.Option(help="Burn-in steps, discarded.")] = 200,
+    draws: Annotated[int, typer.Option(help="Posterior draws to keep, over all chains.")] = 40,
+    chains: Annotated[int | None, typer.Option(help="Number of chains; default 4 (2 for large networks).")] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = DEFAULT_BATCH_SIZE,
+    step_size: Annotated[
+        float | None, typer.Option(help="Step size of the sampler; default: from the curvature.")
+    ] = None,
+    holdout: Annotated[float, typer.Option(help="Fraction of the examples held out for recalibration.")] = 0.2,
+    recalibration: Annotated[RecalibrationName, typer.Option(help="How intervals are recalibrated.")] = "conformal",
+    output_scaling: Annotated[
+        OutputScaling, typer.Option(help="Standardise each output by its own standard deviation, or all together.")
+    ] = "each",
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same model.")] = 0,
     every: Annotated[str, typer.Option(help="Steps (500) or time ('2 min') between checkpoints.")] = "2 min",
     overwrite: Overwrite = False,
 ) -> None:
-    """Fit a Bayesian surrogate; interrupted or killed, the same command goes on where it stopped."""
+    """Fit a Bayesian neural network. If interrupted or killed, rerun the same command to resume."""
     from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415
     from ridgewalk._io import others_files, refuse_existing, remove_own, working_folder  # noqa: PLC0415
     from ridgewalk.neural.io import read_examples  # noqa: PLC0415
@@ -113,9 +81,9 @@ def fit(
         refuse_to_replace(out, overwrite)
         growing = working_folder(out)
         model = SurrogateRegressor(
-            network.value,
-            sampler.value,
-            likelihood=likelihood.value,
+            network,
+            sampler,
+            likelihood=likelihood,
             prior=prior,
             sparsity=sparsity,
             optimiser_steps=optimiser_steps,
@@ -127,8 +95,8 @@ def fit(
             batch_size=batch_size,
             step_size="auto" if step_size is None else step_size,
             holdout=holdout,
-            recalibration=recalibration.value,
-            output_scaling=output_scaling.value,
+            recalibration=recalibration,
+            output_scaling=output_scaling,
             random_state=seed,
             checkpoint=growing,
             every=int(every) if every.isdigit() else every,
@@ -147,7 +115,7 @@ def fit(
         remove_own(growing)
         diverged = [str(chain) for chain, status in enumerate(model.report_.health) if status.startswith("diverged")]
         if diverged:
-            typer.echo(f"warning: chains {', '.join(diverged)} diverged and were left out; lower --step-size", err=True)
+            typer.echo(f"warning: chains {', '.join(diverged)} diverged and were excluded; lower --step-size", err=True)
         typer.echo(str(model.report_))
         typer.echo(f"wrote {out}")
 
@@ -155,7 +123,7 @@ def fit(
 def _refuse_hopeless(examples: int, batch_size: int, optimiser_steps: int) -> None:
     """Raise for settings that the library takes but from which no useful model comes."""
     if batch_size > max(examples, DEFAULT_BATCH_SIZE):
-        raise ValueError(f"batch_size = {batch_size}: there are {examples} examples; give at most as many")
+        raise ValueError(f"batch_size = {batch_size}: the data have {examples} examples; use at most that many")
     if optimiser_steps < 1:
         raise ValueError(
             f"optimiser_steps = {optimiser_steps}: sampling would start from random weights; give at least 1 (3000 is "
@@ -169,7 +137,7 @@ def predict(
     data: Data,
     out: Annotated[Path, typer.Option(help="The .npz file to write: mean, std, lower, upper.")],
     inputs: Inputs = "X",
-    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
+    level: Annotated[float, typer.Option(help="Coverage level of the central intervals.")] = 0.9,
     overwrite: Overwrite = False,
 ) -> None:
     """Predict with a fitted model: means, standard deviations and intervals."""
@@ -180,10 +148,10 @@ def predict(
     with errors_in_plain_words():
         use_persistent_cache()
         if out.suffix != ".npz":
-            raise ValueError(f"out = {out}: predictions are written as .npz; give a name that ends so")
+            raise ValueError(f"out = {out}: predictions are written as .npz; use that extension")
         refuse_existing(out, overwrite)
         if not out.parent.is_dir():
-            raise ValueError(f"out = {out}: there is no folder {out.parent}; make it first")
+            raise ValueError(f"out = {out}: the folder {out.parent} does not exist; create it first")
         (x,) = read_examples(data, [inputs])
         import numpy as np  # noqa: PLC0415
 
@@ -203,10 +171,10 @@ def evaluate(
     data: Data,
     inputs: Inputs = "X",
     targets: Targets = "Y",
-    level: Annotated[list[float] | None, typer.Option(help="Levels of the intervals; 0.5, 0.8, 0.9, 0.95.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    level: Annotated[list[float] | None, typer.Option(help="Coverage levels; default 0.5, 0.8, 0.9, 0.95.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare a fitted model with targets: errors, scores, coverage and width of intervals."""
+    """Evaluate a fitted model on targets: errors, scores, coverage and width of intervals."""
     from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415
     from ridgewalk.neural.io import read_examples  # noqa: PLC0415
 

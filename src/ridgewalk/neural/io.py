@@ -40,10 +40,9 @@ from ridgewalk._optional import requires_extra
 from ridgewalk._pytree import leaf_names
 from ridgewalk.neural.calibration.conformal import Correction
 from ridgewalk.neural.networks.model import Network
-from ridgewalk.neural.posterior import build
+from ridgewalk.neural.posterior import InputScaling, OutputScales, build
 from ridgewalk.neural.regressor import NETWORKS, Fitted, SurrogateRegressor, check_finite_rows
 from ridgewalk.neural.report import report_from_json
-from ridgewalk.neural.scaling import InputScaling, OutputScales
 from ridgewalk.neural.sparse.bitmask_arrays import Packed
 from ridgewalk.neural.sparse.bitmask_arrays import packed as packed_array
 from ridgewalk.neural.sparse.model import PrunedNetworks, pack_draws, unpack_draws

@@ -14,23 +14,24 @@ from ridgewalk._optional import requires_extra
 from ridgewalk._types import PyTree
 from ridgewalk._validation import check_between, check_choice, check_positive, check_whole
 from ridgewalk.kernel import Sampler
-from ridgewalk.neural import DEFAULT_PRIOR
-from ridgewalk.neural.calibration.conformal import KINDS, Correction, IntervalCalibration, Kind, correct, no_correction
+from ridgewalk.neural import DEFAULT_PRIOR, LikelihoodName, OutputScaling, RecalibrationName
+from ridgewalk.neural.calibration.conformal import Correction, IntervalCalibration, correct, no_correction
 from ridgewalk.neural.calibration.predictive import HeldOut, Predictive, predict_held_out, predict_scaled
 from ridgewalk.neural.fit import FitSettings, PosteriorSample, sample_posterior
-from ridgewalk.neural.networks.encoder_decoder import permeability_network, source_network
-from ridgewalk.neural.networks.mlp import mlp
+from ridgewalk.neural.networks.architectures import mlp, permeability_network, source_network
 from ridgewalk.neural.networks.model import Network
 from ridgewalk.neural.posterior import (
-    LikelihoodName,
+    InputScaling,
     NoiseKind,
+    OutputScales,
     PosteriorSpec,
     build,
     cold_weight,
+    fit_inputs,
+    fit_outputs,
     noise_of,
 )
 from ridgewalk.neural.report import FitReport
-from ridgewalk.neural.scaling import InputScaling, OutputScales, OutputScaling, fit_inputs, fit_outputs
 from ridgewalk.neural.sparse.model import PrunedNetworks
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
 from ridgewalk.sampling.schedule import Every, parse_interval
@@ -77,7 +78,7 @@ def network_of(network: Any) -> Network:
     if not hasattr(network, "build"):
         raise ValueError(
             f"network: {type(network).__name__} is not a Network; use one of {_listed(NETWORKS)}, or wrap it in "
-            "EquinoxNetwork, LinenNetwork, NnxNetwork or FunctionNetwork (ridgewalk.neural.networks.adapters)"
+            "EquinoxNetwork, LinenNetwork, NnxNetwork or FunctionNetwork (ridgewalk.neural.networks.model)"
         )
     return network
 
@@ -143,7 +144,7 @@ def check_parameters(parameters: dict[str, Any]) -> None:
         "likelihood": get_args(LikelihoodName),
         "noise": get_args(NoiseKind),
         "output_scaling": get_args(OutputScaling),
-        "recalibration": KINDS,
+        "recalibration": get_args(RecalibrationName),
         "dtype": DTYPES,
     }
     for name, known in choices.items():
@@ -291,7 +292,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         batch_size: int = 32,
         step_size: float | str = "auto",
         holdout: float = 0.2,
-        recalibration: Kind = "conformal",
+        recalibration: RecalibrationName = "conformal",
         output_scaling: OutputScaling = "each",
         dtype: str = "float32",
         random_state: Any = 0,

@@ -5,9 +5,18 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from ridgewalk.neural.calibration.assessment import LEVELS, assess, assess_draws, assess_intervals, coverage
+from ridgewalk.neural.calibration.assessment import (
+    LEVELS,
+    assess,
+    assess_draws,
+    assess_intervals,
+    coverage,
+    crps,
+    draw_reliability,
+    gaussian_crps,
+    gaussian_nll,
+)
 from ridgewalk.neural.calibration.conformal import fit_conformal, fit_temperature, recalibrate
-from ridgewalk.neural.calibration.plots import draw_reliability
 from ridgewalk.neural.calibration.predictive import (
     Predictive,
     draw_intervals,
@@ -15,7 +24,6 @@ from ridgewalk.neural.calibration.predictive import (
     summarise,
     with_noise,
 )
-from ridgewalk.neural.calibration.scores import crps, gaussian_crps, gaussian_nll
 
 EXAMPLES, OUTPUTS = 400, 5
 
@@ -66,7 +74,7 @@ def test_crps_in_slices_is_the_same(monkeypatch):
     rng = np.random.default_rng(0)
     draws, targets = rng.normal(size=(50, 11, 3)), rng.normal(size=(11, 3))
     whole, ends = crps(draws, targets), draw_intervals(draws, [0.5])
-    monkeypatch.setattr("ridgewalk.neural.calibration.scores.NUMBERS_AT_ONCE", 200)
+    monkeypatch.setattr("ridgewalk.neural.calibration.assessment.NUMBERS_AT_ONCE", 200)
     monkeypatch.setattr("ridgewalk.neural.calibration.predictive.NUMBERS_AT_ONCE", 200)
     np.testing.assert_allclose(crps(draws, targets), whole, rtol=1e-12)
     np.testing.assert_array_equal(draw_intervals(draws, [0.5]).upper, ends.upper)

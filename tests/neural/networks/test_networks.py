@@ -8,15 +8,14 @@ import pytest
 from flax import linen, nnx
 
 import ridgewalk as rw
-from ridgewalk.neural.networks.adapters import EquinoxNetwork, FunctionNetwork, LinenNetwork, NnxNetwork
-from ridgewalk.neural.networks.encoder_decoder import (
+from ridgewalk.neural.networks.architectures import (
     Convolution,
     LocallyConnected,
     average_pool,
     permeability_network,
     source_network,
 )
-from ridgewalk.neural.networks.model import count_weights
+from ridgewalk.neural.networks.model import EquinoxNetwork, FunctionNetwork, LinenNetwork, NnxNetwork, count_weights
 
 GRID, EDGES = (20, 20), 20 * 21 + 21 * 20
 
@@ -195,7 +194,7 @@ def test_state_and_integers_are_refused():
     with pytest.raises(ValueError, match=r"'n'.* is int64"):
         counted.build((4, 4), 3)
     wide = FunctionNetwork(linear_start, lambda p, x: x.reshape(x.shape[0], -1))
-    with pytest.raises(ValueError, match=r"outputs of shape \(2, 16\)"):
+    with pytest.raises(ValueError, match=r"have shape \(2, 16\)"):
         wide.build((4, 4), 3)
 
 

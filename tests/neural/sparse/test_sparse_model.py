@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
-from ridgewalk.neural.networks.adapters import EquinoxNetwork, FunctionNetwork
-from ridgewalk.neural.networks.encoder_decoder import permeability_network, source_network
-from ridgewalk.neural.sparse import matmul, thread_pool
+from ridgewalk.neural.networks.architectures import permeability_network, source_network
+from ridgewalk.neural.networks.model import EquinoxNetwork, FunctionNetwork
+from ridgewalk.neural.sparse import matmul
 from ridgewalk.neural.sparse.bitmask_arrays import pack
 from ridgewalk.neural.sparse.matmul import SparseMatrix, can_expand, pattern, wins
 
@@ -153,10 +153,10 @@ def test_several_cores_give_the_bits_of_one(form, monkeypatch):
         counts.append(len(tasks))
         together(tasks)
 
-    together = thread_pool.run_together
-    monkeypatch.setattr(thread_pool, "run_together", counted)
-    monkeypatch.setattr(thread_pool, "WORTH_SHARING", 1)
-    monkeypatch.setattr(thread_pool, "allowed_cores", lambda: 3)
+    together = matmul.run_together
+    monkeypatch.setattr(matmul, "run_together", counted)
+    monkeypatch.setattr(matmul, "WORTH_SHARING", 1)
+    monkeypatch.setattr(matmul, "allowed_cores", lambda: 3)
     np.testing.assert_array_equal(sparse.product(x), alone)
     assert set(counts) == {3}
     with ThreadPoolExecutor(4) as pool:
@@ -175,14 +175,14 @@ def test_work_on_several_cores(monkeypatch):
         places.append(threading.get_ident())
 
     with pytest.raises(RuntimeError, match="on another thread"):
-        thread_pool.run_together([note, fail, note])
-    thread_pool.run_together([note, note, note])
+        matmul.run_together([note, fail, note])
+    matmul.run_together([note, note, note])
     assert len(places) == 5
     assert len(set(places)) == 3
     # In a process that was forked, which has another number, threads are started afresh.
-    monkeypatch.setattr(thread_pool.os, "getpid", lambda: -1)
+    monkeypatch.setattr(matmul.os, "getpid", lambda: -1)
     known = set(places)
-    thread_pool.run_together([note, note])
+    matmul.run_together([note, note])
     assert len(set(places) - known) == 1
 
 
@@ -205,24 +205,24 @@ def test_an_interrupted_product_leaves_nothing_to_the_next():
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(StoppedError):
-            thread_pool.run_together([lambda: None, partial(slowly, "interrupted")])
+            matmul.run_together([lambda: None, partial(slowly, "interrupted")])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert ends == []
-    thread_pool.run_together([lambda: None, partial(slowly, "next")])
+    matmul.run_together([lambda: None, partial(slowly, "next")])
     assert ends == ["interrupted", "next"]
 
 
 def test_cores_that_are_allowed(monkeypatch):
-    monkeypatch.setattr(thread_pool.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(matmul.os, "sched_getaffinity", lambda _: {0, 1, 2})
     for asked, allowed in (("1", 1), ("2,1", 2), ("8", 3), ("", 3), ("many", 3)):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-        assert thread_pool.allowed_cores() == allowed
+        assert matmul.allowed_cores() == allowed
     work = np.array([0, 10, 10, 30, 40, 80], np.uint64)
-    assert thread_pool.bounds_of_parts(work, 2).tolist() == [0, 4, 5]
-    assert thread_pool.bounds_of_parts(work, 1).tolist() == [0, 5]
-    assert thread_pool.bounds_of_parts(np.zeros(3, np.uint64), 4).tolist() == [0, 0, 0, 0, 2]
+    assert matmul.bounds_of_parts(work, 2).tolist() == [0, 4, 5]
+    assert matmul.bounds_of_parts(work, 1).tolist() == [0, 5]
+    assert matmul.bounds_of_parts(np.zeros(3, np.uint64), 4).tolist() == [0, 0, 0, 0, 2]
 
 
 def test_without_numba_products_are_those_of_scipy(monkeypatch):

@@ -1,25 +1,34 @@
-"""Calibration of predictive distributions: scores, coverage and width of intervals, and the evaluation of a model."""
+"""Assessment of predictive distributions: scoring rules, coverage and width of intervals, and the reliability figure.
 
+Scoring rules give one number per target; lower is better.
+"""
+
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.table import Table
+from scipy.special import ndtr
 
 from ridgewalk._optional import requires_extra
 from ridgewalk.neural.calibration.predictive import (
+    NUMBERS_AT_ONCE,
     Intervals,
     Predictive,
     checked_draws,
     checked_levels,
+    checked_pair,
     checked_predictive,
     checked_targets,
     draw_intervals,
     gaussian_intervals,
 )
-from ridgewalk.neural.calibration.scores import crps, gaussian_crps, gaussian_nll, relative_errors
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from ridgewalk.neural.regressor import SurrogateRegressor
 
 Array = NDArray[np.float64]
@@ -29,6 +38,58 @@ LEVELS = tuple(np.round(np.arange(0.05, 0.96, 0.05), 2))
 
 EVALUATION_LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Levels whose coverage and width an evaluation shows."""
+
+
+def gaussian_nll(targets: Array, mean: Array, std: Array) -> Array:
+    """−log N(y; μ, σ²) = ½ log 2πσ² + ½ ((y − μ)/σ)²."""
+    return 0.5 * np.log(2 * np.pi * std**2) + 0.5 * ((targets - mean) / std) ** 2
+
+
+def gaussian_crps(targets: Array, mean: Array, std: Array) -> Array:
+    """CRPS of N(μ, σ²): σ [z (2Φ(z) − 1) + 2φ(z) − 1/√π], z = (y − μ)/σ (Gneiting and Raftery 2007, eq. 21)."""
+    z = (targets - mean) / std
+    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+    return std * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))
+
+
+def crps(draws: Array, targets: Array) -> Array:
+    """CRPS of the distribution that the draws (draw, …) come from: E|X − y| − ½ E|X − X'|.
+
+    Both expectations are estimated without bias, the second over pairs of different draws (the "fair" score), so that
+    the score does not depend on their number: ½ E|X − X'| = Σ_i (2i − m − 1) x_(i) / (m (m − 1)), with x sorted.
+    """
+    count = draws.shape[0]
+    if count < 2:
+        raise ValueError(f"draws: {count} draws give no variance; pass at least 2 along the first axis")
+    flat, wanted = draws.reshape(count, -1), targets.reshape(-1)
+    weights = (2.0 * np.arange(1, count + 1) - count - 1) / (count * (count - 1))
+    scores = np.empty(wanted.size)
+    step = max(1, NUMBERS_AT_ONCE // count)
+    for start in range(0, wanted.size, step):
+        part = slice(start, start + step)
+        near = np.abs(flat[:, part] - wanted[None, part]).mean(0)
+        scores[part] = near - weights @ np.sort(flat[:, part], axis=0)
+    return scores.reshape(targets.shape)
+
+
+def relative_errors(predictions: ArrayLike, targets: ArrayLike) -> Array:
+    """‖F(f_i) − u_i‖₂ / ‖u_i‖₂ for each example; axes after the first belong to one field."""
+    guessed, true = np.asarray(predictions, float), np.asarray(targets, float)
+    if guessed.shape != true.shape or true.ndim < 2:
+        raise ValueError(
+            f"predictions: shape {guessed.shape} does not fit targets {true.shape}; give both as (example, output)"
+        )
+    lengths = np.linalg.norm(true.reshape(len(true), -1), axis=1)
+    if np.any(lengths == 0):
+        raise ValueError(
+            f"targets: example {int(np.argmin(lengths))} is zero everywhere and has no relative error; leave it out"
+        )
+    return np.linalg.norm((guessed - true).reshape(len(true), -1), axis=1) / lengths
+
+
+def mean_relative_error(predictions: ArrayLike, targets: ArrayLike) -> float:
+    """The mean of the relative errors over examples, in per cent, as the paper's tables report it."""
+    return 100 * float(relative_errors(predictions, targets).mean())
 
 
 class Assessment(NamedTuple):
@@ -83,8 +144,7 @@ def assess_intervals(intervals: Intervals, targets: ArrayLike) -> Assessment:
 
 def assess(predictive: Predictive, targets: ArrayLike, levels: ArrayLike = LEVELS) -> Assessment:
     """All scores of a Gaussian with the mean and standard deviation given."""
-    known = checked_predictive(predictive)
-    wanted = checked_targets(targets, known.mean.shape)
+    known, wanted = checked_pair(predictive, targets)
     shape = assess_intervals(gaussian_intervals(known, levels), wanted)
     nll, score = gaussian_nll(wanted, *known).mean(), gaussian_crps(wanted, *known).mean()
     return shape._replace(nll=float(nll), crps=float(score))
@@ -98,6 +158,52 @@ def assess_draws(draws: ArrayLike, targets: ArrayLike, levels: ArrayLike = LEVEL
     shape = assess_intervals(draw_intervals(values, levels), wanted)
     nll, score = gaussian_nll(wanted, *known).mean(), crps(values, wanted).mean()
     return shape._replace(nll=float(nll), crps=float(score))
+
+
+STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"))
+"""Colours that remain distinct for colour-blind readers, each with its own marker."""
+
+
+def draw_reliability(assessments: Mapping[str, Assessment], examples: int | None = None) -> "Figure":
+    """Reliability curves side by side with the widths of the intervals, one of each for every name.
+
+    With `examples`, the number of independent examples, the band shows where 95 % of the coverages of a calibrated
+    model would lie, if all outputs of an example were covered or missed together: ± 1.96 √(level (1 − level)/examples).
+    """
+    with requires_extra("plots"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - optional
+        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.ticker import PercentFormatter  # noqa: PLC0415
+
+    if not 0 < len(assessments) <= len(STYLES):
+        raise ValueError(f"assessments: {len(assessments)} curves; give 1 to {len(STYLES)} for a readable figure")
+    figure = Figure(figsize=(10.0, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    _draw_diagonal(left, examples)
+    for (name, assessment), (colour, marker) in zip(assessments.items(), STYLES, strict=False):
+        style = {"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.5}
+        label = f"{name}: error {100 * assessment.calibration_error:.1f} %"
+        left.plot(assessment.levels, assessment.coverage, label=label, **style)
+        right.plot(assessment.levels, assessment.width, label=name, **style)
+    left.set(title="Reliability", xlabel="level of the central interval", ylabel="share of targets inside")
+    left.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    right.set(title="Width", xlabel="level of the central interval", ylabel="mean width, units of the target")
+    right.set(xlim=(0, 1), ylim=(0, None))
+    for axes in (left, right):
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=9, loc="upper left")
+    left.yaxis.set_major_formatter(PercentFormatter(1.0))
+    return figure
+
+
+def _draw_diagonal(axes: "Axes", examples: int | None) -> None:
+    levels = np.linspace(0, 1, 101)
+    axes.plot(levels, levels, color="0.35", linewidth=1.0, linestyle="--", label="calibrated")
+    if examples:
+        half = 1.96 * np.sqrt(levels * (1 - levels) / examples)
+        axes.fill_between(levels, levels - half, levels + half, color="0.85", label=f"95 % band, {examples} examples")
 
 
 class Evaluation(NamedTuple):

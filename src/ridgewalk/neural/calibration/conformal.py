@@ -1,20 +1,21 @@
 """Recalibration on held-out data: one factor on all standard deviations, or conformal quantiles with a guarantee."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
+from ridgewalk.neural import RecalibrationName
 from ridgewalk.neural.calibration.assessment import LEVELS, Assessment, assess, assess_intervals
 from ridgewalk.neural.calibration.predictive import (
     Intervals,
     Predictive,
     checked_draws,
     checked_levels,
+    checked_pair,
     checked_predictive,
-    checked_targets,
 )
 
 Array = NDArray[np.float64]
@@ -48,8 +49,7 @@ class Temperature:
 
 def fit_temperature(predictive: Predictive, targets: ArrayLike) -> Temperature:
     """The scale of least Gaussian NLL on held-out data: s² = mean ((y − μ)/σ)²."""
-    known = checked_predictive(predictive)
-    wanted = checked_targets(targets, known.mean.shape)
+    known, wanted = checked_pair(predictive, targets)
     scale = float(np.sqrt(np.mean(((wanted - known.mean) / known.std) ** 2)))
     if not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"targets: they give the temperature {scale}; they must be finite and differ from the mean")
@@ -85,8 +85,8 @@ def fit_conformal(
     example is covered with probability at least the level; outputs of one example may be
     dependent (Lee, Barber and Willett 2023). `per_output` gives each output its own q, m = 1, and each the guarantee.
     """
-    known, wanted_levels = checked_predictive(predictive), checked_levels(levels)
-    wanted = checked_targets(targets, known.mean.shape)
+    known, wanted = checked_pair(predictive, targets)
+    wanted_levels = checked_levels(levels)
     scores = np.abs(wanted - known.mean) / known.std
     examples, outputs = scores.shape
     ranked = np.sort(scores, axis=0) if per_output else np.sort(scores, axis=None)[:, None]
@@ -121,8 +121,7 @@ def recalibrate(
     per_output: bool = False,
 ) -> Recalibration:
     """Fit both corrections on a random `share` of held-out examples; assess before and after on the others."""
-    known = checked_predictive(predictive)
-    wanted = checked_targets(targets, known.mean.shape)
+    known, wanted = checked_pair(predictive, targets)
     examples = len(wanted)
     fitted = round(share * examples)
     if not 0 < fitted < examples:
@@ -141,14 +140,10 @@ def recalibrate(
     )
 
 
-Kind = Literal["conformal", "temperature", "none"]
-KINDS: tuple[Kind, ...] = ("conformal", "temperature", "none")
-
-
 class Correction(NamedTuple):
     """A factor on all standard deviations, and the scores |y − μ|/σ of which conformal quantiles are taken."""
 
-    kind: Kind
+    kind: RecalibrationName
     scale: float
     scores: Array
     """(held-out example, output); without rows where nothing was held out or the kind is "temperature"."""
@@ -184,7 +179,7 @@ def no_correction(outputs: int) -> IntervalCalibration:
     return IntervalCalibration(Correction("none", 1.0, np.empty((0, outputs))), None, None)
 
 
-def correct(predictive: Predictive, targets: Array, kind: Kind, seed: int) -> IntervalCalibration:
+def correct(predictive: Predictive, targets: Array, kind: RecalibrationName, seed: int) -> IntervalCalibration:
     """Fit the correction on all held-out data; before and after are measured on a half that the other half corrects."""
     count, outputs = targets.shape
     if kind == "none" or count == 0:

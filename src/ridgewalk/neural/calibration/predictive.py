@@ -13,11 +13,13 @@ from scipy.special import ndtri
 from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._types import PyTree
 from ridgewalk.diagnostics.mixing import ess, r_hat
-from ridgewalk.neural.calibration.scores import NUMBERS_AT_ONCE
 from ridgewalk.neural.networks.model import count_weights
 from ridgewalk.neural.posterior import NetworkPosterior, PosteriorSpec, build
 
 Array = NDArray[np.float64]
+
+NUMBERS_AT_ONCE = 2**24
+"""How many draws are sorted at a time."""
 
 
 class Predictive(NamedTuple):
@@ -136,6 +138,12 @@ def checked_predictive(predictive: Predictive) -> Predictive:
             "are all equal; pass the observations' noise to summarise, or leave these outputs out"
         )
     return predictive
+
+
+def checked_pair(predictive: Predictive, targets: ArrayLike) -> tuple[Predictive, Array]:
+    """A predictive distribution and targets of its shape."""
+    known = checked_predictive(predictive)
+    return known, checked_targets(targets, known.mean.shape)
 
 
 EXAMPLES_AT_ONCE = 256

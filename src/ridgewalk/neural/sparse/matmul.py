@@ -6,17 +6,19 @@ there are two more. `indexed` has two bytes for the place of every nonzero numbe
 processors that have it. `benchmarks/pruning.py` times all of them against dense products.
 """
 
+import os
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
+from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from ridgewalk._optional import requires_extra
-from ridgewalk.neural.sparse import thread_pool
 
 FETCH, MASKED = 0.22, 0.06
 """Nanoseconds of one core in a masked product: to read a number that is not zero, and for each example and number, zero
@@ -133,13 +135,13 @@ class SparseMatrix(NamedTuple):
     def _run(self, name: str, x: np.ndarray, y: np.ndarray) -> None:
         """All outputs, on several cores where the product is large enough."""
         kernel, arguments = _kernel(name), (self.starts, self.places, self.values, x, y)
-        parts = thread_pool.allowed_cores() if self.before * y.shape[1] >= thread_pool.WORTH_SHARING else 1
+        parts = allowed_cores() if self.before * y.shape[1] >= WORTH_SHARING else 1
         if parts == 1:
             kernel(*arguments, 0, y.shape[1])
             return
         work = self.starts if self.form == "indexed" else np.arange(len(self.starts))
-        bounds = thread_pool.bounds_of_parts(work, parts).tolist()
-        thread_pool.run_together([partial(kernel, *arguments, *ends) for ends in pairwise(bounds)])
+        bounds = bounds_of_parts(work, parts).tolist()
+        run_together([partial(kernel, *arguments, *ends) for ends in pairwise(bounds)])
 
 
 def _filled(x: np.ndarray, width: int) -> np.ndarray:
@@ -191,3 +193,86 @@ def _kernel(name: str) -> Callable[..., Any]:
 
     kernel: Callable[..., Any] = getattr(kernels, name)
     return kernel
+
+
+WORTH_SHARING = 2**19
+"""Numbers of a product from which on its time is long against that of waking another core (20 microseconds)."""
+
+
+def allowed_cores() -> int:
+    """The process's cores, or as many of them as OMP_NUM_THREADS allows."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return min(cores, int(asked)) if asked.isdigit() and int(asked) > 0 else cores
+
+
+def bounds_of_parts(work: np.ndarray, parts: int) -> np.ndarray:
+    """Where to cut outputs so that every part has about as much work; those before output i have `work[i]` of it."""
+    wanted = np.arange(1, parts) * (int(work[-1]) / parts)
+    inner = np.searchsorted(work, wanted.astype(work.dtype))
+    return np.concatenate([[0], inner, [len(work) - 1]]).astype(np.int64)
+
+
+class _Helper:
+    """A thread that runs what it is handed, one thing after the other."""
+
+    def __init__(self) -> None:
+        self.tasks: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[BaseException | None]]] = SimpleQueue()
+        threading.Thread(target=self._serve, name="ridgewalk-product", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            task, done = self.tasks.get()
+            try:
+                task()
+            except BaseException as error:  # handed to the thread that waits
+                done.put(error)
+            else:
+                done.put(None)
+
+
+class Team:
+    """Threads of one process, which serve one product at a time."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.busy = threading.Lock()
+        self.helpers: list[_Helper] = []
+
+    def run(self, tasks: list[Callable[[], Any]]) -> None:
+        """All tasks, the first on this thread; one after the other where another thread has the helpers.
+
+        The tasks must leave Python's lock, or nothing is gained.
+        """
+        if len(tasks) == 1 or not self.busy.acquire(blocking=False):
+            for task in tasks:
+                task()
+            return
+        try:
+            first, *others = tasks
+            while len(self.helpers) < len(others):
+                self.helpers.append(_Helper())
+            # This call's own: an interrupted one leaves ends unread.
+            done: SimpleQueue[BaseException | None] = SimpleQueue()
+            for helper, task in zip(self.helpers, others, strict=False):
+                helper.tasks.put((task, done))
+            try:
+                first()
+            finally:  # helpers must be done before anybody else gets them
+                errors = [error for error in [done.get() for _ in others] if error is not None]
+            if errors:
+                raise errors[0]
+        finally:
+            self.busy.release()
+
+
+_team = Team()
+
+
+def run_together(tasks: list[Callable[[], Any]]) -> None:
+    """Run all tasks, each on a core; a process that was forked gets threads of its own."""
+    global _team  # noqa: PLW0603 - threads do not come along through a fork
+    if _team.process != os.getpid():
+        _team = Team()
+    _team.run(tasks)

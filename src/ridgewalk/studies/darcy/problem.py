@@ -26,15 +26,12 @@ from ridgewalk.darcy import (
     solve_multiscale,
     split_flux,
 )
-from ridgewalk.darcy.boundary import Pressure
-from ridgewalk.darcy.grid import Array
-from ridgewalk.neural.calibration.scores import mean_relative_error
+from ridgewalk.darcy.grid import Array, Pressure
+from ridgewalk.neural.calibration.assessment import mean_relative_error
 from ridgewalk.neural.fit import Keeping, Schedule, optimise
-from ridgewalk.neural.networks.encoder_decoder import permeability_network, source_network
-from ridgewalk.neural.networks.mlp import mlp
+from ridgewalk.neural.networks.architectures import mlp, permeability_network, source_network
 from ridgewalk.neural.networks.model import Model, Network
-from ridgewalk.neural.posterior import gaussian
-from ridgewalk.neural.scaling import InputScaling, OutputScales, fit_inputs, fit_outputs
+from ridgewalk.neural.posterior import InputScaling, OutputScales, fit_inputs, fit_outputs, gaussian
 from ridgewalk.preconditioners._curvature import largest_curvature
 from ridgewalk.preconditioners.rescaled import gradient_scale, rescaled
 from ridgewalk.preconditioners.static import Identity

@@ -12,10 +12,9 @@ import numpy as np
 from ridgewalk._types import PyTree
 from ridgewalk.darcy import Grid
 from ridgewalk.kernel import Sampler
-from ridgewalk.neural.calibration.assessment import coverage, width
+from ridgewalk.neural.calibration.assessment import coverage, mean_relative_error, width
 from ridgewalk.neural.calibration.conformal import fit_conformal
 from ridgewalk.neural.calibration.predictive import Predictive, gaussian_intervals, summarise
-from ridgewalk.neural.calibration.scores import mean_relative_error
 from ridgewalk.neural.networks.model import count_weights
 from ridgewalk.samplers import pruned, sgld
 from ridgewalk.studies.darcy.methods import (

@@ -1,7 +1,8 @@
-"""The two encoder–decoders of Wang, Deng and Lin for Darcy flow, from a field on a grid to the fluxes over its edges.
+"""Architectures: the multilayer perceptron, and the two encoder–decoders of Wang, Deng and Lin for Darcy flow.
 
-Both: [convolutions of the field,] average pool 2, dense to a code, the code as a small square field, two
-convolutions, dense, dense to the output; an activation after every layer but the last.
+The encoder–decoders map a field on a grid to the fluxes over its edges: [convolutions of the field,] average pool 2,
+dense to a code, the code as a small square field, two convolutions, dense, dense to the output; an activation after
+every layer but the last.
 
 |                     | source network | permeability network |
 |---------------------|----------------|----------------------|
@@ -27,17 +28,24 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ridgewalk._optional import requires_extra
 from ridgewalk._types import Key
-from ridgewalk.neural.networks.adapters import EquinoxNetwork
 from ridgewalk.neural.networks.convolution import convolve, patches
+from ridgewalk.neural.networks.model import EquinoxNetwork
 
 with requires_extra("neural"):
     import equinox as eqx
 
 GLOROT = jax.nn.initializers.glorot_uniform()
 """Weights uniform in ±√(6 / (fan in + fan out)); biases start at zero."""
+
+LECUN = jax.nn.initializers.lecun_uniform()
+"""Weights of variance 1 / (fan in), which keeps the variance from layer to layer."""
+
+
+Activation = Callable[[jax.Array], jax.Array]
 
 
 class FieldLayer(Protocol):
@@ -60,6 +68,43 @@ class Dense(eqx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """(example, before) to (example, after)."""
         return x @ self.weight + self.bias[None, :]
+
+
+class MultilayerPerceptron(eqx.Module):
+    """From inputs (example, …), flattened, to outputs (example, output)."""
+
+    layers: tuple[Dense, ...]
+    activation: Activation = eqx.field(static=True)
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        output_size: int,
+        *,
+        key: Key,
+        hidden: tuple[int, ...],
+        activation: Activation,
+    ) -> None:
+        if min((output_size, *hidden)) < 1:
+            raise ValueError(f"hidden: {hidden} and {output_size} outputs have an empty layer; give positive numbers")
+        widths = (int(np.prod(input_shape)), *hidden, output_size)
+        keys = jax.random.split(key, len(widths) - 1)
+        self.layers = tuple(
+            Dense(a, b, key=one, start=LECUN) for (a, b), one in zip(pairwise(widths), keys, strict=True)
+        )
+        self.activation = activation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(example, …) to (example, output)."""
+        x = x.reshape(x.shape[0], -1)
+        for layer in self.layers[:-1]:
+            x = self.activation(layer(x))
+        return self.layers[-1](x)
+
+
+def mlp(*, hidden: tuple[int, ...] = (64, 64), activation: Activation = jax.nn.silu) -> EquinoxNetwork:
+    """Dense layers of the sizes given; inputs of any shape."""
+    return EquinoxNetwork(partial(MultilayerPerceptron, hidden=hidden, activation=activation), batched=True)
 
 
 class Convolution(eqx.Module):
@@ -104,9 +149,6 @@ def average_pool(x: jax.Array, width: int) -> jax.Array:
     squares = rows // width, columns // width
     whole = x[:, : squares[0] * width, : squares[1] * width]
     return whole.reshape(examples, squares[0], width, squares[1], width, channels).mean((2, 4))
-
-
-Activation = Callable[[jax.Array], jax.Array]
 
 
 class EncoderDecoder(eqx.Module):
