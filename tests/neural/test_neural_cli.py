@@ -146,7 +146,7 @@ def test_darcy_data_sets_go_straight_in(tmp_path):
         ),
         (["fit", "--data", "data.npz", "--steps", "100"], "--steps: 100 include --burn-in 200"),
         (["predict", "nothing", "--data", "data.npz"], "nothing does not exist"),
-        (["fit", "--data", "data.npz", "--batch-size", "1000000"], "--batch-size 1000000: there are 60 examples"),
+        (["fit", "--data", "data.npz", "--batch-size", "1000000"], "--batch-size 1000000: the data have 60 examples"),
         (
             ["fit", "--data", "data.npz", "--optimiser-steps", "0"],
             "--optimiser-steps 0: sampling would start",
