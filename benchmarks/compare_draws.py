@@ -271,7 +271,8 @@ def draws_of(tree: Path, only: str, precisions: list[str]) -> dict[str, np.ndarr
     """What the cases give under a source tree, or what a file says that they gave."""
     if tree.suffix == ".npz":
         with np.load(tree) as file:
-            wanted = [name for name in file.files if re.search(only, name.split("|")[0])]
+            case_of = {name: name.partition(" ")[2].removeprefix("by hand: ").partition("|")[0] for name in file.files}
+            wanted = [name for name, case in case_of.items() if re.search(only, case)]
             return {name: file[name] for name in wanted if name[len("float") :].startswith(tuple(precisions))}
     found: dict[str, np.ndarray] = {}
     for bits in precisions:
