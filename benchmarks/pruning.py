@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._pytree import layout_of, leaf_names
+from ridgewalk._pytree import apply_mask, layout_of, leaf_names
 from ridgewalk.neural.networks.architectures import permeability_network
 from ridgewalk.neural.networks.model import Model, count_weights
 from ridgewalk.neural.sparse.model import CompressedModel, compress
-from ridgewalk.pruning import Pruning, apply_mask
+from ridgewalk.pruning import Pruning
 from timing import seconds
 
 GRID, EDGES = (50, 50), 5_100

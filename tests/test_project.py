@@ -19,7 +19,6 @@ LAYERS = [
         "_optional",
         "_pytree",
         "_random",
-        "_step_count",
         "_types",
         "_validation",
         "_zarr",
@@ -47,7 +46,6 @@ DARCY = {"_io", "_optional", "_zarr", "darcy"}
 
 FORMER_NAMES = {
     0: {"plain_errors"},
-    8: {"run"},
 }
 """Names that the restructuring has not moved yet, by layer."""
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk._types import PyTree, Vector
+from ridgewalk._types import Mask, PyTree, Vector
 
 T = TypeVar("T")
 
@@ -97,3 +97,8 @@ def leaf_names(tree: PyTree) -> list[str]:
         taken.add(new)
         unique.append(new)
     return unique
+
+
+def apply_mask(vectors: jax.Array, mask: Mask) -> jax.Array:
+    """M v, with exact zeros, of one vector (d,) or of rows (…, d)."""
+    return vectors if mask is None else jnp.where(mask, vectors, jnp.zeros((), vectors.dtype))

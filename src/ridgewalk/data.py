@@ -71,18 +71,6 @@ class Batches:
                 raise ValueError("batches: the iterable is empty; give at least one batch")
 
 
-def on_host(data: PyTree) -> bool:
-    """Whether the data stay on the host: a `Batches`, or leaves on disk (memmap, zarr, h5py)."""
-    return isinstance(data, Batches) or any(map(_is_file, jax.tree.leaves(data)))
-
-
-def _is_file(leaf: Any) -> bool:
-    if isinstance(leaf, np.ndarray):
-        return isinstance(leaf, np.memmap) or isinstance(leaf.base, np.memmap)
-    is_array_like = all(hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__"))
-    return is_array_like and not isinstance(leaf, jax.Array | np.generic)
-
-
 def read_rows(leaf: Any, rows: np.ndarray) -> np.ndarray:
     """`leaf[rows]` of an array in memory or on disk, each row read once and in ascending order."""
     if isinstance(leaf, np.ndarray):

@@ -16,8 +16,8 @@ import numpy as np
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import PyTree, Scalar
 from ridgewalk._validation import check_whole
-from ridgewalk.data import Batches, on_host, read_rows
-from ridgewalk.target import EXAMPLES_AT_ONCE, Density, Posterior, Target, on_device
+from ridgewalk.data import Batches, read_rows
+from ridgewalk.target import EXAMPLES_AT_ONCE, Density, Posterior, Target, on_device, on_host
 
 
 class GradientEstimator(Protocol):

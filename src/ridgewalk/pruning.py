@@ -22,11 +22,6 @@ Leaves: TypeAlias = tuple[str, ...] | Callable[[str, jax.ShapeDtypeStruct], bool
 SCHEDULES: dict[str, Callable[[float], float]] = {"cubic": lambda t: 1 - (1 - t) ** 3, "linear": lambda t: t}
 
 
-def apply_mask(vectors: jax.Array, mask: Mask) -> jax.Array:
-    """M v, with exact zeros, of one vector (d,) or of rows (…, d)."""
-    return vectors if mask is None else jnp.where(mask, vectors, jnp.zeros((), vectors.dtype))
-
-
 def degrees_of_freedom(mask: Mask, size: int) -> jax.Array | int:
     """The number of parameters that are not pruned, of `size`."""
     return size if mask is None else jnp.sum(mask)

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk._pytree import Layout, array_field, pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, PyTree
 from ridgewalk._validation import check_choice, check_whole
@@ -19,7 +18,7 @@ from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
 from ridgewalk.dynamics.langevin import Delayed, Langevin
 from ridgewalk.kernel import Sampler
-from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec
+from ridgewalk.preconditioners.base import ByDimension, PreconditionerSpec
 from ridgewalk.preconditioners.dense import Dense, DenseScaled
 from ridgewalk.preconditioners.lbfgs import LBFGS
 from ridgewalk.preconditioners.limited import SnapshotLBFGS
@@ -31,22 +30,6 @@ from ridgewalk.schedules import DEFAULT_ADAPTATION
 
 Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]
 Base = Literal["auto", "running", "scaled_identity"]
-
-DENSE_UP_TO = 2_000
-"""The largest number of parameters for which form "auto" stores a dense G, which costs O(M d²) per step."""
-
-
-@pytree_dataclass
-class ByDimension(PreconditionerSpec):
-    """`small` for up to 2,000 parameters, `large` above."""
-
-    small: PreconditionerSpec = array_field()
-    large: PreconditionerSpec = array_field()
-
-    def resolve(self, layout: Layout) -> Preconditioner:
-        """The one for d parameters."""
-        chosen = self.small if layout.size <= DENSE_UP_TO else self.large
-        return chosen.resolve(layout)
 
 
 def sgld(*, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:

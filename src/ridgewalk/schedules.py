@@ -1,7 +1,17 @@
-"""Step sizes ω_k of stochastic approximation, the weights of new values in running averages."""
+"""Schedules: weights ω_k of stochastic approximation, step sizes ε_k, and which steps of a run become draws."""
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from ridgewalk._control_flow import WORD
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, Scalar
 from ridgewalk._validation import check_between, check_positive
@@ -35,3 +45,169 @@ def adaptation_weight(adaptation: Adaptation, step: Scalar, dtype: jnp.dtype) ->
 
 DEFAULT_ADAPTATION = PowerDecay()
 """ω_k = 5 (k + 10)^{−0.9}, which the paper uses for the hyper-parameters of its regression."""
+
+
+BLOCK = 2**20
+"""Steps for which a schedule is evaluated at once: 8 MB of step sizes."""
+
+SAMPLED = 4096
+"""Of the steps after the first block, how many a digest of the step sizes looks at."""
+
+
+_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else import_module("jax.experimental").enable_x64
+
+
+class StepSizes:
+    """ε_k for k = 0 … steps − 1 from a number or a schedule, all positive."""
+
+    def __init__(self, step_size: Any, steps: int) -> None:
+        self.steps = steps
+        self._schedule: Callable[[Any], Any] | None = None
+        self._kept: dict[int, np.ndarray] = {}
+        if callable(step_size):
+            self._schedule = step_size
+            self.between(0, min(steps, BLOCK))
+            return
+        if not (isinstance(step_size, int | float | np.number | np.ndarray | jax.Array) and np.ndim(step_size) == 0):
+            raise ValueError(f"step_size: {step_size!r} is neither a number nor a schedule (a function of the step)")
+        self._number = float(step_size)
+        _check_positive(np.array([self._number]), None)
+
+    def between(self, start: int, stop: int) -> np.ndarray:
+        """ε of steps `start` … `stop − 1`."""
+        if self._schedule is None:
+            return np.full(stop - start, self._number)
+        parts = []
+        while start < stop:
+            first = start - start % BLOCK
+            upto = min(stop, first + BLOCK)
+            parts.append(self._block(first)[start - first : upto - first])
+            start = upto
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _block(self, first: int) -> np.ndarray:
+        """ε of the block that begins at step `first`; the first block and the newest are kept."""
+        if first not in self._kept:
+            assert self._schedule is not None
+            steps = np.arange(first, min(first + BLOCK, self.steps))
+            head = {0: self._kept[0]} if 0 in self._kept else {}
+            self._kept = {**head, first: _evaluate(self._schedule, steps)}
+        return self._kept[first]
+
+    def at(self, step: int) -> float:
+        """ε of one step."""
+        return float(self.between(step, step + 1)[0])
+
+    def every(self, first: int, interval: int, count: int) -> np.ndarray:
+        """ε of `count` steps, `interval` apart."""
+        if self._schedule is None:
+            return np.full(count, self._number)
+        if self.steps <= BLOCK:
+            return self.between(0, self.steps)[first::interval][:count]
+        steps = first + interval * np.arange(count)
+        return np.concatenate(
+            [np.zeros(0), *(_evaluate(self._schedule, steps[i : i + BLOCK]) for i in range(0, count, BLOCK))]
+        )
+
+    def described(self, step: int) -> Any:
+        """What must agree in a run that is resumed after `step` steps: a number, or the ε of its steps (all of the
+        first 2²⁰, and 4,096 spread over the rest).
+        """
+        if self._schedule is None:
+            return self._number
+        first = self.between(0, min(step, BLOCK))
+        spread = np.unique(np.linspace(BLOCK, step - 1, SAMPLED, dtype=np.int64)) if step > BLOCK else np.zeros(0, int)
+        return np.concatenate([first, _evaluate(self._schedule, spread)]) if spread.size else first
+
+
+def _check_positive(values: np.ndarray, steps: np.ndarray | None) -> None:
+    good = np.isfinite(values) & (values > 0)
+    if not np.all(good):
+        worst = int(np.argmin(good))
+        where = "" if steps is None else f" at step {steps[worst]}"
+        raise ValueError(
+            f"step_size: {values[worst]:g}{where} is not a positive finite number; for SGLD try 1/λ_max/10"
+        )
+
+
+def _evaluate(schedule: Callable[[Any], Any], steps: np.ndarray) -> np.ndarray:
+    """ε at some steps, in increasing order; from 2³¹ on they are given as 64-bit integers."""
+    if steps[0] < WORD <= steps[-1]:
+        cut = int(np.searchsorted(steps, WORD))
+        return np.concatenate([_evaluate(schedule, steps[:cut]), _evaluate(schedule, steps[cut:])])
+    try:
+        values = _vectorised(schedule, steps)
+    except TypeError:  # a plain Python function, which asks for numbers: `0.1 if k < 100 else 0.01`
+        values = np.array([schedule(k) for k in steps.tolist()], float)
+    if values.shape != steps.shape:
+        raise ValueError(f"step_size: the schedule returned shape {values.shape[1:]} for one step; return a number")
+    _check_positive(values, steps)
+    return values
+
+
+def _vectorised(schedule: Callable[[Any], Any], steps: np.ndarray) -> np.ndarray:
+    if steps[-1] < WORD:
+        try:
+            return np.asarray(jax.vmap(schedule)(jnp.asarray(steps, jnp.result_type(int))), float)
+        except OverflowError:  # it compares with a number of steps that 32 bits cannot hold
+            pass
+    with _x64(True):
+        return np.asarray(jax.vmap(schedule)(jnp.asarray(steps)), float)
+
+
+FAR = 2**30
+
+Every = int | str | timedelta
+"""Steps (500), or a time ("30 s", "10 min", "2 h", or a timedelta)."""
+
+_UNITS = {"s": 1, "sec": 1, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class RunSchedule:
+    """`steps` steps, of which after `burn_in` the last of every `thin` is a draw."""
+
+    steps: int
+    burn_in: int
+    thin: int
+    chains: int
+    step_sizes: StepSizes
+
+    @property
+    def draws(self) -> int:
+        """Draws of a whole run."""
+        return self.draws_by(self.steps)
+
+    def draws_by(self, step: int) -> int:
+        """Draws that are complete after `step` steps."""
+        return max(step - self.burn_in, 0) // self.thin
+
+    def draw_step_sizes(self, draws: int) -> np.ndarray:
+        """ε of the first draws."""
+        return self.step_sizes.every(self.burn_in + self.thin - 1, self.thin, draws)
+
+    def next_draw(self, step: int) -> tuple[int, int]:
+        """Steps made from `step` on before the one that ends the next draw, and `thin`: at most 2³⁰, so that a device
+        call can count to them.
+        """
+        last = self.burn_in + self.thin * (self.draws_by(step) + 1) - 1
+        return min(last - step, FAR), min(self.thin, FAR)
+
+
+def parse_interval(every: Every, name: str = "checkpoint_every") -> tuple[int | None, float | None]:
+    """Steps or seconds between checkpoints."""
+    fix = "use a number of steps such as 500, or a time such as '30 s', '10 min' or '2 h'"
+    if isinstance(every, timedelta):
+        seconds = every.total_seconds()
+    elif isinstance(every, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|h)\s*", every)
+        if match is None:
+            raise ValueError(f"{name}: {every!r} is not a time; {fix}")
+        seconds = float(match[1]) * _UNITS[match[2]]
+    elif isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
+        raise ValueError(f"{name}: {every!r} is not a positive whole number of steps; {fix}")
+    else:
+        return int(every), None
+    if seconds <= 0:
+        raise ValueError(f"{name}: {every!r} must be positive; {fix}")
+    return None, seconds

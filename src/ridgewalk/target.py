@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import PyTree, Scalar
-from ridgewalk.data import SUBSAMPLE_SIZE, Batches, DataPlaceholder, on_host, placeholder
+from ridgewalk.data import SUBSAMPLE_SIZE, Batches, DataPlaceholder, placeholder
 from ridgewalk.priors.base import AdaptivePrior, Prior, Residuals
 from ridgewalk.priors.spike_slab import SharedNoise
 
@@ -199,3 +199,15 @@ def on_device(target: Target) -> Target:
     if isinstance(target, Posterior) and on_host(target.data):
         return replace(target, data=placeholder(target.data))
     return target
+
+
+def on_host(data: PyTree) -> bool:
+    """Whether the data stay on the host: a `Batches`, or leaves on disk (memmap, zarr, h5py)."""
+    return isinstance(data, Batches) or any(map(_is_file, jax.tree.leaves(data)))
+
+
+def _is_file(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return isinstance(leaf, np.memmap) or isinstance(leaf.base, np.memmap)
+    is_array_like = all(hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__"))
+    return is_array_like and not isinstance(leaf, jax.Array | np.generic)

@@ -22,7 +22,7 @@ from tests.sampling.problems import REGRESSION, assert_same_run, run
 import ridgewalk as rw
 from ridgewalk.sampling import checkpoint
 from ridgewalk.sampling.checkpoint import config_snapshot, differences
-from ridgewalk.sampling.schedule import parse_interval
+from ridgewalk.schedules import parse_interval
 
 SAMPLERS = {
     "sgld": rw.sgld(),

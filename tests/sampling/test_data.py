@@ -14,8 +14,7 @@ from tests.sampling.problems import REGRESSION, assert_same_run, run
 import ridgewalk as rw
 from ridgewalk import data
 from ridgewalk.sampling import batching
-from ridgewalk.sampling.batching import BatchIndexer, order_at, rows_of_steps
-from ridgewalk.sampling.validation import locate_nonfinite_batch
+from ridgewalk.sampling.batching import BatchIndexer, locate_nonfinite_batch, order_at, rows_of_steps
 
 ARRAYS = {name: np.asarray(array) for name, array in REGRESSION.target.data.items()}
 

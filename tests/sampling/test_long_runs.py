@@ -19,8 +19,8 @@ from ridgewalk.sampling import checkpoint, runner
 from ridgewalk.sampling.batching import BatchIndexer, order_at, rows_of_steps
 from ridgewalk.sampling.checkpoint import config_snapshot
 from ridgewalk.sampling.loop import init_chains
-from ridgewalk.sampling.schedule import BLOCK, StepSizes
 from ridgewalk.sampling.storage import RunWriter
+from ridgewalk.schedules import BLOCK, StepSizes
 
 COUNTS = st.integers(0, 2**55) | st.integers(WORD - 5, WORD + 5) | st.integers(0, 50)
 

@@ -1,5 +1,6 @@
 """The runner: reproducible, and equal to the bare kernel however the run is cut up."""
 
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 from tests.compilations import compilations
 from tests.targets import correlated_gaussian, linear_regression
 
@@ -62,32 +64,19 @@ def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
     "sampler",
     [rw.hasgld_sa(memory=4), rw.hamcmc(), *(pytest.param(s, marks=pytest.mark.slow) for s in (rw.sgld(), rw.sghmc()))],
 )
-def test_runner_equals_the_kernel_stepped_by_hand(sampler):
-    result = run(sampler, steps=15)
-    kernel = rw.build_kernel(sampler, REGRESSION.target, jnp.zeros(3))
-    state = jax.jit(kernel.init)(jnp.zeros(3))
-    chain_key = jax.random.split(jax.random.key(0), 1)[0]
+@pytest.mark.parametrize("chains", [1, 2])
+def test_runner_equals_the_kernel_stepped_by_hand(sampler, chains):
+    starts = jnp.array([[0.0, 0.0, 0.0], [1.0, -1.0, 0.5]])[:chains]
+    result = run(sampler, start=starts, chains=chains, start_per_chain=True, steps=15)
+    kernel = rw.build_kernel(sampler, REGRESSION.target, starts[-1])
+    state = jax.jit(kernel.init)(starts[-1])
+    chain_key = jax.random.split(jax.random.key(0), chains)[-1]
     for k in range(15):
         noise_key, batch_key = jax.random.split(jax.random.fold_in(chain_key, k))
         rows = jax.random.randint(batch_key, (40,), 0, REGRESSION.target.size)
         batch = jax.tree.map(lambda x, rows=rows: x[rows], REGRESSION.target.data)
         state, _ = jax.jit(kernel.step)(noise_key, state, batch, 1e-3)
-        np.testing.assert_allclose(result.positions[0, k], state.position, rtol=1e-9)
-
-
-def test_vectorised_chains_equal_single_ones():
-    starts = jnp.array([[0.0, 0.0, 0.0], [1.0, -1.0, 0.5]])
-    both = run(start=starts, chains=2, start_per_chain=True)
-    assert not np.array_equal(both.positions[0, 0], both.positions[1, 0])
-    keys = jax.random.split(jax.random.key(0), 2)
-    kernel = rw.build_kernel(rw.hasgld_sa(memory=2), REGRESSION.target, starts[1])
-    state = kernel.init(starts[1])
-    for k in range(3):
-        noise_key, batch_key = jax.random.split(jax.random.fold_in(keys[1], k))
-        rows = jax.random.randint(batch_key, (40,), 0, REGRESSION.target.size)
-        batch = jax.tree.map(lambda x, rows=rows: x[rows], REGRESSION.target.data)
-        state, _ = jax.jit(kernel.step)(noise_key, state, batch, 1e-3)
-    np.testing.assert_allclose(both.positions[1, 2], state.position, rtol=1e-9)
+        np.testing.assert_allclose(result.positions[-1, k], state.position, rtol=1e-9)
 
 
 def test_full_data_is_the_exact_gradient():
@@ -160,3 +149,12 @@ def test_vectorised_chains_with_the_default_memory_come_back():
     """Batches of 32-row eigenproblems once waited for their own threads for ever; hence a process of its own."""
     done = subprocess.run([sys.executable, "-c", MANY_CHAINS], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == "Result(4 chains x 200 draws of 2 parameters)"
+
+
+def test_the_progress_bar_reports_compile_time(monkeypatch, capsys):
+    monkeypatch.setattr(runner, "Console", lambda **options: Console(force_terminal=True, width=200, **options))
+    target = rw.Density(lambda w: -0.5 * jnp.sum(w**2) - 0.1 * jnp.sum(w**4))
+    rw.sample(jax.random.key(0), rw.sgld(), target, jnp.zeros(2), steps=300, step_size=0.01, progress=True)
+    shown = re.findall(r"compiled in (\d+\.\d) s", capsys.readouterr().err)
+    assert shown
+    assert float(shown[-1]) > 0

@@ -10,10 +10,10 @@ import numpy as np
 from ridgewalk._optional import requires_extra
 from ridgewalk._pytree import leaf_names
 from ridgewalk._types import PyTree
-from ridgewalk.data import Batches, on_host, read_rows
+from ridgewalk.data import Batches, read_rows
 from ridgewalk.diagnostics.draw_access import alive_info, require_positions, targets_by_chain
 from ridgewalk.result import Result
-from ridgewalk.target import Posterior, Target, on_device
+from ridgewalk.target import Posterior, Target, on_device, on_host
 
 STATS_NOTE = (
     "of the step that led to each draw: lp is minus the potential on the step's batch at the position before the step; "

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._pytree import layout_of
+from ridgewalk._pytree import apply_mask, layout_of
 from ridgewalk._types import Mask, PyTree, Scalar, Vector
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draw_access import IndependentBatches, alive_info, weighted_step_size
@@ -16,7 +16,7 @@ from ridgewalk.gradients import GradientEstimator, estimator_on_device, with_pri
 from ridgewalk.kernel import State, preconditioner_matrix
 from ridgewalk.preconditioners._curvature import largest_eigenvalue, random_direction, whitened_hessian_product
 from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner
-from ridgewalk.pruning import apply_mask, degrees_of_freedom
+from ridgewalk.pruning import degrees_of_freedom
 from ridgewalk.result import Result
 from ridgewalk.target import Density, Target, on_device
 

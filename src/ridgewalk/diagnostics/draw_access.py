@@ -10,10 +10,10 @@ import numpy as np
 
 from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import PyTree, Vector
-from ridgewalk.data import Batches, on_host, read_rows
+from ridgewalk.data import Batches, read_rows
 from ridgewalk.gradients import full_gradient_from_host
 from ridgewalk.result import Result
-from ridgewalk.target import Density, Posterior, Target, on_device
+from ridgewalk.target import Density, Posterior, Target, on_device, on_host
 
 MIN_DRAWS = 4
 """Draws of each chain that R-hat and ESS need."""

@@ -4,12 +4,11 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, Scalar, Vector
 from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.preconditioners.base import Operator, StepContext
-from ridgewalk.pruning import apply_mask
 from ridgewalk.schedules import PowerDecay, adaptation_weight
 
 

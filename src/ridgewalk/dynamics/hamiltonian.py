@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Scalar, Vector
 from ridgewalk._validation import check_between
 from ridgewalk.dynamics.base import Dynamics, Move
 from ridgewalk.preconditioners.base import Operator, StepContext
-from ridgewalk.pruning import apply_mask
 
 
 class MomentumDynamics(Dynamics):

@@ -46,7 +46,7 @@ from ridgewalk.sampling.checkpoint import Checkpoint, config_snapshot, differenc
 from ridgewalk.sampling.divergence import stability_limit
 from ridgewalk.sampling.runner import ChunkSizer, Report, StopFlag, progress_bar, stop_on_signal
 from ridgewalk.sampling.sample import sample
-from ridgewalk.sampling.schedule import Every, parse_interval
+from ridgewalk.schedules import Every, parse_interval
 from ridgewalk.target import Posterior
 
 SEQUENTIAL_FROM = 1_000_000

@@ -34,7 +34,7 @@ from ridgewalk.neural.posterior import (
 from ridgewalk.neural.report import FitReport
 from ridgewalk.neural.sparse.model import PrunedNetworks
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
-from ridgewalk.sampling.schedule import Every, parse_interval
+from ridgewalk.schedules import Every, parse_interval
 
 with requires_extra("neural"):
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk._control_flow import every
-from ridgewalk._pytree import Layout
+from ridgewalk._pytree import Layout, array_field, pytree_dataclass
 from ridgewalk._types import GradientAt, Mask, Scalar, Vector
 
 
@@ -206,3 +206,20 @@ class StaticPreconditioner(Preconditioner):
     def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
         """The operator unchanged."""
         return operator, no_update(transition.before)
+
+
+DENSE_UP_TO = 2_000
+"""The largest number of parameters for which form "auto" stores a dense G, which costs O(M d²) per step."""
+
+
+@pytree_dataclass
+class ByDimension(PreconditionerSpec):
+    """`small` for up to 2,000 parameters, `large` above."""
+
+    small: PreconditionerSpec = array_field()
+    large: PreconditionerSpec = array_field()
+
+    def resolve(self, layout: Layout) -> Preconditioner:
+        """The one for d parameters."""
+        chosen = self.small if layout.size <= DENSE_UP_TO else self.large
+        return chosen.resolve(layout)

@@ -1,4 +1,4 @@
-"""Curvature pairs, and online damped L-BFGS: a window of pairs as an inverse Hessian (paper, Algorithm 1, corrected).
+"""Online damped L-BFGS: a window of curvature pairs as an inverse Hessian (paper, Algorithm 1, corrected).
 
 The paper's Algorithm 1 is printed with errors; this implementation is tested against the dense recursion.
 """
@@ -8,59 +8,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._types import GradientAt, Scalar, Vector
-from ridgewalk._validation import check_between, check_whole
-from ridgewalk.preconditioners._curvature import check_first_curvature, initial_curvature
+from ridgewalk.preconditioners._curvature import Pair, PairSettings, initial_curvature, is_usable, measure_pair
 from ridgewalk.preconditioners._linalg import inverse, powell_damping
-from ridgewalk.preconditioners.base import AdaptivePreconditioner, Transition, UpdateInfo
-from ridgewalk.pruning import apply_mask
-
-
-@pytree_dataclass
-class PairSettings(AdaptivePreconditioner):
-    """The settings of preconditioners that learn from curvature pairs.
-
-    `memory` is M, the number of pairs in a window; `damping` is r of Powell's damping; a pair is measured every
-    `curvature_every` steps; `first_curvature` is the curvature that the first G inverts, None for the largest at the
-    start.
-    """
-
-    memory: int = 8
-    damping: float = 0.2
-    curvature_every: int = 1
-    first_curvature: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        check_whole("memory", self.memory, 1, "the paper uses 1 and 2")
-        check_between("damping", self.damping, 0, 1, "()", "0.2 is Powell's choice")
-        check_whole("curvature_every", self.curvature_every, 1, "use 1 for a pair in every step")
-        check_first_curvature(self.first_curvature)
-
-    @property
-    def interval(self) -> int:
-        """Every `curvature_every`-th step gives a pair."""
-        return self.curvature_every
-
-
-class Pair(NamedTuple):
-    """s = θ' − θ and y = ∇Ũ(θ'; batch) − ∇Ũ(θ; batch), both gradients on the same batch."""
-
-    s: Vector
-    y: Vector
-
-
-def measure_pair(transition: Transition) -> Pair:
-    """The pair of one step; it costs one gradient."""
-    y = transition.gradient_at(transition.after) - transition.gradient
-    return Pair(transition.after - transition.before, y)
-
-
-def is_usable(ss: Scalar, sy: Scalar, yy: Scalar) -> Scalar:
-    """Whether a pair with these inner products is finite and the chain has moved."""
-    return jnp.isfinite(sy) & jnp.isfinite(yy) & jnp.isfinite(ss) & (ss > 0)
-
+from ridgewalk.preconditioners.base import Transition, UpdateInfo
 
 LARGEST_DECREASE = 10.0
 """The largest factor by which γ may decrease from one pair to the next."""

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk._control_flow import every, when
-from ridgewalk._pytree import pytree_dataclass
+from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk._validation import check_between, check_whole
-from ridgewalk.preconditioners._curvature import initial_curvature
+from ridgewalk.preconditioners._curvature import PairSettings, initial_curvature, is_usable, measure_pair
 from ridgewalk.preconditioners._linalg import (
     bfgs_core,
     blocked_gram,
@@ -24,8 +24,7 @@ from ridgewalk.preconditioners._linalg import (
     prune_core,
 )
 from ridgewalk.preconditioners.base import Transition, UpdateInfo
-from ridgewalk.preconditioners.lbfgs import PairSettings, base_curvature, is_usable, measure_pair
-from ridgewalk.pruning import apply_mask
+from ridgewalk.preconditioners.lbfgs import base_curvature
 from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 

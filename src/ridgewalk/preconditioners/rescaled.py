@@ -11,9 +11,9 @@ from jax.flatten_util import ravel_pytree
 from ridgewalk._pytree import Layout, array_field, layout_of, pytree_dataclass
 from ridgewalk._types import GradientAt, Key, PyTree, Scalar, Vector
 from ridgewalk._validation import check_between, check_whole
-from ridgewalk.data import DataPlaceholder, on_host
+from ridgewalk.data import DataPlaceholder
 from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec, StepContext, Transition, UpdateInfo
-from ridgewalk.target import Posterior
+from ridgewalk.target import Posterior, on_host
 
 SMALLEST_CURVATURE = 1e-12
 """Relative to the largest: the curvature of a parameter without a gradient and without a proper prior."""

@@ -29,7 +29,15 @@ from ridgewalk.data import Batches
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State, build_kernel
 from ridgewalk.result import ChainStatus
-from ridgewalk.sampling.batching import IterableReader, Prefetcher, Reader, RowReader, order_at
+from ridgewalk.sampling.batching import (
+    FIX,
+    IterableReader,
+    Prefetcher,
+    Reader,
+    RowReader,
+    locate_nonfinite_batch,
+    order_at,
+)
 from ridgewalk.sampling.divergence import DivergenceError, hint, stability_limit
 from ridgewalk.sampling.loop import (
     CAUSES,
@@ -43,9 +51,8 @@ from ridgewalk.sampling.loop import (
     run_steps,
     take_chain,
 )
-from ridgewalk.sampling.schedule import RunSchedule
 from ridgewalk.sampling.storage import RunWriter
-from ridgewalk.sampling.validation import FIX, locate_nonfinite_batch
+from ridgewalk.schedules import RunSchedule
 
 # Signals
 

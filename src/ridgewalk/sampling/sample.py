@@ -1,6 +1,11 @@
-"""`sample`: runs chains of a sampler on a target, from a key to draws."""
+"""`sample`: runs chains of a sampler on a target, from a key to draws; and the checks before the first step.
+
+Errors name the argument, its value and the fix.
+"""
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -9,18 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._pytree import layout_of
+from ridgewalk._compilation import jit
+from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import Key, PyTree
-from ridgewalk.data import Batches
+from ridgewalk._validation import check_whole
+from ridgewalk.data import Batches, DataPlaceholder
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
-from ridgewalk.kernel import Sampler
+from ridgewalk.kernel import Sampler, build_kernel
 from ridgewalk.result import Result
-from ridgewalk.sampling import validation
+from ridgewalk.sampling.batching import FIX, BatchIndexer, Source, check_finite, find_nonfinite_rows, has_nonfinite_rows
 from ridgewalk.sampling.loop import DrawRecorder, LoopSpec, block_length, join_moments
 from ridgewalk.sampling.runner import LONGEST_CHUNK, ChainGroup, ChainMethod, Runner, compile_seconds, split_chains
-from ridgewalk.sampling.schedule import Every, RunSchedule, StepSizes, parse_interval
 from ridgewalk.sampling.storage import RunWriter
-from ridgewalk.target import Posterior, Target
+from ridgewalk.schedules import Every, RunSchedule, StepSizes, parse_interval
+from ridgewalk.target import Density, Posterior, Target, on_host
 
 BUFFER_NUMBERS = 2**22
 """About how many parameters the draw buffer holds on the device."""
@@ -87,35 +94,33 @@ def sample(
     """
     arguments = {name: value for name, value in locals().items() if name not in MAY_CHANGE}
     compiled_before = compile_seconds()
-    validation.check_kinds(key, sampler, target)
-    validation.check_counts(steps, burn_in, thin, chains)
-    validation.check_pruning(sampler, steps)
-    validation.check_keep(keep, collect, store)
-    validation.check_resume(checkpoint, resume)
+    check_kinds(key, sampler, target)
+    check_counts(steps, burn_in, thin, chains)
+    check_pruning(sampler, steps)
+    check_keep(keep, collect, store)
+    check_resume(checkpoint, resume)
     schedule = RunSchedule(steps, burn_in, thin, chains, StepSizes(step_size, steps))
     parts = split_chains(chain_method, chains)
     estimator = as_estimator(target)
     data = estimator.target.data if isinstance(estimator.target, Posterior) else None
-    indexer = validation.check_data(estimator.target, batch_size, replacement)
-    nonfinite = validation.find_nonfinite_rows(data)
+    indexer = check_data(estimator.target, batch_size, replacement)
+    nonfinite = find_nonfinite_rows(data)
     if isinstance(data, Batches) and len(parts) > 1:
         raise ValueError(
             f"chain_method: {chain_method!r} with Batches would read the iterable once per chain; use 'vectorized'"
         )
 
-    starts = _starts(validation.check_position(position), chains, start_per_chain)
+    starts = _starts(check_position(position), chains, start_per_chain)
     # Chains are taken apart on the host: operations of JAX outside `jit` would each be compiled.
     on_host_starts = jax.tree.map(np.asarray, starts)
     layout = layout_of(jax.tree.map(lambda x: x[0], on_host_starts))
-    sampler.resolve(layout)
+    resolved = dataclasses.replace(sampler, preconditioner=sampler.resolve(layout))
     on_device = estimator_on_device(estimator)
     potentials = [
-        validation.check_functions(
-            on_device.target, jax.tree.map(lambda x, c=chain: x[c], on_host_starts), indexer, nonfinite
-        )
+        check_functions(on_device.target, jax.tree.map(lambda x, c=chain: x[c], on_host_starts), indexer, nonfinite)
         for chain in range(chains if start_per_chain else 1)
     ]
-    validation.check_precision(sampler, on_device, jax.tree.map(lambda x: x[0], on_host_starts))
+    check_precision(resolved, on_device, jax.tree.map(lambda x: x[0], on_host_starts))
     first_potentials = jnp.array(np.broadcast_to(np.asarray(potentials, layout.dtype), (chains,)))
 
     keep = keep or ("draws" if collect is None or store is not None else "moments")
@@ -127,7 +132,7 @@ def sample(
     keys = jax.random.split(key, chains)
     groups = [
         ChainGroup(
-            sampler,
+            resolved,
             on_device,
             keys[part],
             jax.tree.map(lambda x, part=part: x[part], starts),
@@ -177,3 +182,230 @@ def _starts(position: PyTree, chains: int, per_chain: bool) -> PyTree:
                 "which start_per_chain=True asks for"
             )
     return position
+
+
+# Checks
+
+
+def check_counts(steps: int, burn_in: int, thin: int, chains: int) -> None:
+    """Steps, burn-in, thinning and chains that leave at least one draw."""
+    check_whole("steps", steps, 1, "say how many steps each chain makes")
+    check_whole("burn_in", burn_in, 0, "use 0 to keep all steps")
+    check_whole("thin", thin, 1, "use 1 to keep every step")
+    check_whole("chains", chains, 1, "use at least one chain, four to compute R-hat")
+    if burn_in >= steps:
+        raise ValueError(f"burn_in: {burn_in} is not below steps = {steps}, so no draw would be left; lower it")
+    if thin > steps - burn_in:
+        raise ValueError(
+            f"thin: {thin} is more than the {steps - burn_in} steps after burn-in, so no draw would be left; "
+            "lower it, or make more steps"
+        )
+
+
+def check_key(key: Any) -> None:
+    """One random key, of the new kind or two words of the old."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    new = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
+    old = dtype == np.uint32 and shape is not None and len(shape) == 1
+    if not (new or old):
+        said = f"{type(key).__name__} of shape {shape}" if shape else repr(key)
+        raise ValueError(f"key: {said} is not one random key of JAX; use jax.random.key(0)")
+
+
+def check_position(position: PyTree, name: str = "position") -> PyTree:
+    """The position as arrays, all of them floating and finite."""
+    try:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(position)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: it is not a valid pytree ({error}); dictionary keys must be sortable, for example all strings"
+        ) from error
+    if not leaves:
+        raise ValueError(f"{name}: it holds no arrays; pass a pytree with at least one float array")
+    for path, leaf in leaves:
+        where = f"{name}{jax.tree_util.keystr(path)}"
+        dtype = getattr(leaf, "dtype", None) or (np.asarray(leaf).dtype if isinstance(leaf, int | float) else None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"{where}: {type(leaf).__name__} of dtype {dtype} is not a float array; convert it with "
+                ".astype(float), or keep it out of the position (equinox.partition, flax's params)"
+            )
+        if not np.isfinite(np.asarray(leaf)).all():
+            raise ValueError(f"{where}: it contains NaN or infinity; start from finite numbers")
+    if not sum(np.size(leaf) for _, leaf in leaves):
+        shapes = ", ".join(str(np.shape(leaf)) for _, leaf in leaves)
+        raise ValueError(f"{name}: its arrays have no elements (shapes {shapes}); pass at least one parameter")
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.array(leaf), position)
+
+
+def check_precision(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> None:
+    """Raise where a sampler needs linear algebra that JAX does not have in half precision."""
+    dtype = jnp.result_type(*jax.tree.leaves(position))
+    if dtype.itemsize >= 4:
+        return
+    kernel = build_kernel(sampler, estimator, position)
+
+    def first_step(position: PyTree) -> Any:
+        return kernel.step(jax.random.key(0), kernel.init(position), estimator.target.subsample(), 1.0)
+
+    try:
+        jax.jit(first_step).lower(position)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"position: its dtype is {dtype}, in which JAX has no linear algebra for this sampler's preconditioner; "
+            "convert it to float32 (jax.tree.map(lambda x: x.astype('float32'), position)), or use a sampler without "
+            "matrices, such as sgld, psgld or sghmc"
+        ) from error
+
+
+def check_data(target: Target, batch_size: int | None, replacement: bool) -> BatchIndexer:
+    """Data whose leading axes agree and can fill a batch; which rows of them a step uses."""
+    if isinstance(target, Density):
+        if batch_size is not None:
+            raise ValueError(f"batch_size: {batch_size} was given, but a Density has no data; leave it out")
+        return BatchIndexer("none")
+    if isinstance(target.data, Batches):
+        return _check_batches(target.data, batch_size)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(target.data)
+    if not leaves:
+        raise ValueError("data: it holds no arrays; pass a pytree of arrays, or use ridgewalk.Density")
+    for path, leaf in leaves:
+        if hasattr(leaf, "iloc"):
+            raise ValueError(
+                f"data{jax.tree_util.keystr(path)}: pandas objects such as this {type(leaf).__name__} are indexed by "
+                "label; pass .to_numpy()"
+            )
+    sizes = {f"data{jax.tree_util.keystr(path)}": np.shape(leaf)[:1] for path, leaf in leaves}
+    if () in sizes.values():
+        scalar = next(name for name, size in sizes.items() if size == ())
+        raise ValueError(f"{scalar}: it is a scalar; the leading axis of every array must count the examples")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} has {size[0]}" for name, size in sizes.items())
+        raise ValueError(f"data: leading axes disagree ({listed}); every array needs one row per example")
+    if target.size < 1:
+        raise ValueError("data: there are 0 examples; use ridgewalk.Density for a target without data")
+    if batch_size is None:
+        if on_host(target.data):
+            raise ValueError(
+                "batch_size: None would read all data from disk in every step; give a number of examples, or load the "
+                "data into memory with np.asarray"
+            )
+        return BatchIndexer("full", target.size, target.size)
+    check_whole("batch_size", batch_size, 1, "use None for the full data")
+    if batch_size > target.size:
+        raise ValueError(
+            f"batch_size: {batch_size} is larger than the {target.size} examples; "
+            f"use at most {target.size}, or None for the full data"
+        )
+    source: Source = "replacement" if replacement else "epochs"
+    return BatchIndexer(source, target.size, int(batch_size), prefetched=on_host(target.data))
+
+
+def _check_batches(batches: Batches, batch_size: int | None) -> BatchIndexer:
+    counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batches.first())}
+    if len(counts) != 1 or () in counts:
+        raise ValueError(
+            f"data: the first batch has leading axes {sorted(counts)}; every array needs one row per example"
+        )
+    (count,) = counts.pop()
+    if batch_size not in (None, count):
+        raise ValueError(f"batch_size: {batch_size} was given, but the iterable's batches have {count}; leave it out")
+    return BatchIndexer("iterable", batches.size, count, prefetched=True)
+
+
+_potential = jit(Posterior.potential)
+
+
+def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, suspected: dict[str, np.ndarray]) -> float:
+    """Functions of the right shape, finite in rows `suspected`, and the potential to start from, which is finite."""
+    if isinstance(target, Density):
+        _scalar("log_density", target.log_density, position)
+        value = float(jax.jit(Density.potential)(target, position))
+    else:
+        target = target.frozen(target.first_prior(position)) if target.adaptive else target
+        _scalar("log_prior", target.prior_value, position)
+        count = indexer.batch_size
+        examples = target.data.examples if isinstance(target.data, DataPlaceholder) else target.data
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
+        shape = _shape("log_likelihood", target.likelihood_values, position, batch)
+        if shape != (count,):
+            raise ValueError(
+                f"log_likelihood: for a batch of {count} examples it returned shape {shape}; return one value per "
+                f"example, shape ({count},), without summing or averaging over the batch"
+            )
+        check_finite(target, position, suspected)
+        value = float(_potential(target, position, target.subsample()))
+    if not math.isfinite(value):
+        if not isinstance(target, Density) and has_nonfinite_rows(target.subsample()):
+            raise ValueError(f"data: some of the first examples looked at hold NaN or infinity; {FIX}")
+        raise ValueError(
+            f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
+        )
+    return value
+
+
+def check_keep(keep: str | None, collect: Any, store: Any) -> None:
+    """What is kept of a draw."""
+    if keep not in (None, "draws", "moments"):
+        raise ValueError(f"keep: {keep!r} is unknown; use 'draws' or 'moments'")
+    if collect is not None and not callable(collect):
+        raise ValueError(f"collect: {collect!r} is not a function of the position")
+    if store is not None and keep == "moments" and collect is None:
+        raise ValueError("store: with keep='moments' there are no draws to stream; leave out one of the two")
+
+
+def check_pruning(sampler: Sampler, steps: int) -> None:
+    """Pruning that ends within the run."""
+    pruning = sampler.pruning
+    if pruning is not None and pruning.stop > steps:
+        raise ValueError(
+            f"sampler: pruning goes on until step {pruning.stop}, after the last of {steps} steps, and would not reach "
+            f"its sparsity of {pruning.sparsity:g}; lower stop of pruned(…), best to burn_in, or make more steps"
+        )
+
+
+def check_resume(checkpoint: Any, resume: bool) -> None:
+    """Where a run is resumed from."""
+    if resume and checkpoint is None:
+        raise ValueError("resume: True needs a folder to resume from; pass checkpoint=path")
+
+
+def _scalar(name: str, function: Callable[..., Any], position: PyTree) -> None:
+    shape = _shape(name, function, position)
+    if shape != ():
+        raise ValueError(f"{name}: it returned shape {shape}; return a scalar (sum over the parameters)")
+
+
+def _shape(name: str, function: Callable[..., Any], *arguments: PyTree) -> tuple[int, ...]:
+    try:
+        result = jax.eval_shape(function, *arguments)
+    except KeyError as error:
+        listed = ", ".join(leaf_names(arguments[0]))
+        raise ValueError(
+            f"{name}: it asks for the key {error}, which is neither in the position nor in the data; the position's "
+            f"arrays are {listed}. Name them alike"
+        ) from error
+    if not hasattr(result, "shape"):
+        raise ValueError(f"{name}: it returned {type(result).__name__}; return an array")
+    return tuple(result.shape)
+
+
+def check_kinds(key: Any, sampler: Any, target: Any) -> None:
+    """The first three arguments are what they should be."""
+    check_key(key)
+    if not isinstance(sampler, Sampler):
+        hint = "; call it: ridgewalk.sgld()" if callable(sampler) else ""
+        raise ValueError(f"sampler: {sampler!r} is not a ridgewalk.Sampler{hint}")
+    if isinstance(target, Posterior | Density):
+        return
+    wanted = [name for name in dir(GradientEstimator) if not name.startswith("_")]
+    if not all(hasattr(target, name) for name in wanted):
+        raise ValueError(
+            f"target: {type(target).__name__} is neither a ridgewalk.Posterior, a ridgewalk.Density nor an "
+            "estimator such as ridgewalk.control_variates(target, centre)"
+        )
+    if not dataclasses.is_dataclass(target):
+        raise ValueError(
+            f"target: the estimator {type(target).__name__} is a plain class, which JAX cannot look into; put "
+            "@ridgewalk.pytree_dataclass over it"
+        )

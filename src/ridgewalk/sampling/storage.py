@@ -32,7 +32,7 @@ from ridgewalk.sampling.checkpoint import (
     environment,
     warn_of_environment,
 )
-from ridgewalk.sampling.schedule import RunSchedule
+from ridgewalk.schedules import RunSchedule
 
 T = TypeVar("T")
 

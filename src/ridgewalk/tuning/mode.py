@@ -18,9 +18,9 @@ import optax
 from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk._validation import check_positive, check_whole
-from ridgewalk.data import SUBSAMPLE_SIZE, Batches, on_host, read_rows
+from ridgewalk.data import SUBSAMPLE_SIZE, Batches, read_rows
 from ridgewalk.gradients import GradientEstimator, as_estimator, full_gradient_from_host
-from ridgewalk.target import Posterior, Target, on_device
+from ridgewalk.target import Posterior, Target, on_device, on_host
 
 BLOCK = 100
 """Steps of Adam between two decisions about the learning rate."""

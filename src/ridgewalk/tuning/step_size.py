@@ -16,8 +16,9 @@ from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import AdaptivePreconditioner
-from ridgewalk.sampling import validation
+from ridgewalk.sampling.batching import find_nonfinite_rows
 from ridgewalk.sampling.divergence import stability_limit
+from ridgewalk.sampling.sample import check_counts, check_data, check_functions, check_kinds, check_position
 from ridgewalk.target import Density, Target
 from ridgewalk.tuning.local_gaussian import Criterion, IntendedRun, LocalGaussian, optimal_step_size, predict_error
 from ridgewalk.tuning.pilot_runs import DRAWS, PilotRuns, StepHalvingCheck
@@ -111,17 +112,17 @@ def find_step_size(
             predictions), without data the parameters, in units of their standard deviations.
         progress: print the result.
     """
-    validation.check_kinds(key, sampler, target)
+    check_kinds(key, sampler, target)
     sampler = replace(sampler, pruning=None)  # a step size that is stable for all weights is stable for a subset
-    validation.check_counts(steps, 0, 1, chains)
+    check_counts(steps, 0, 1, chains)
     _check_dynamics(sampler.dynamics)
     check_choice("criterion", criterion, get_args(Criterion))
     estimator = as_estimator(target)
-    rows = validation.check_data(estimator.target, batch_size, True)
-    suspected = validation.find_nonfinite_rows(None if isinstance(estimator.target, Density) else estimator.target.data)
-    position = validation.check_position(position)
+    rows = check_data(estimator.target, batch_size, True)
+    suspected = find_nonfinite_rows(None if isinstance(estimator.target, Density) else estimator.target.data)
+    position = check_position(position)
     compiled = estimator_on_device(estimator)
-    validation.check_functions(compiled.target, position, rows, suspected)
+    check_functions(compiled.target, position, rows, suspected)
     first = stability_limit(sampler, compiled, position)
     if not math.isfinite(first):
         data = f", and second derivatives where {' and '.join(suspected)} hold NaN or infinity" if suspected else ""
