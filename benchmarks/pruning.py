@@ -4,9 +4,10 @@
 
 8.2 million weights, float32. "Dense part" are the three dense layers (20,000 to 100, 2,600 to 800, 800 to 5,100), which
 have 99.6 % of the weights; the convolutions have too few to gain, and take a third of the time of the whole network for
-one example and nine tenths for 100. Dense products are XLA's, compiled, and NumPy's (OpenBLAS) beside them; all use the
-same cores. Times are medians of calls in a row, as a program makes them that predicts one example after another, and
-the least of five such rows of each kind in turn. The last line tells what an event of pruning costs inside a chain.
+one example and nine tenths for 100. Dense products are XLA's, compiled, and NumPy's (OpenBLAS) beside them; "CSR" are
+SciPy's sparse products, "sparse" those that a `CompressedModel` takes. All use the same cores, but CSR, which uses one.
+Times are medians of calls in a row, as a program makes them that predicts one example after another, and the least of
+five such rows of each kind in turn. The last line is the cost of one pruning event inside a chain.
 """
 
 import os
@@ -24,6 +25,7 @@ import numpy as np
 from ridgewalk._pytree import apply_mask, layout_of, leaf_names
 from ridgewalk.neural.networks.architectures import permeability_network
 from ridgewalk.neural.networks.model import Model, count_weights
+from ridgewalk.neural.sparse.matmul import Form, pattern
 from ridgewalk.neural.sparse.model import CompressedModel, compress
 from ridgewalk.pruning import Pruning
 from timing import seconds
@@ -60,10 +62,11 @@ def numpy_part(inputs: list[np.ndarray], layers: list[tuple[np.ndarray, np.ndarr
     return [np.maximum(x @ w + b[None, :], 0) for x, (w, b) in zip(inputs, layers, strict=True)]
 
 
-def sparse_part(compressed: CompressedModel, parameters: Any) -> Callable[[list[np.ndarray]], Any]:
-    """The same with sparse products."""
+def sparse_part(compressed: CompressedModel, parameters: Any, form: Form | None) -> Callable[[list[np.ndarray]], Any]:
+    """The same with sparse products of one form, or of the one that `CompressedModel` takes."""
     names = leaf_names(parameters)
-    matrices = [compressed._sparse_leaf(names.index(f"{name}.weight"), 0, 0) for name in LAYERS]
+    arrays = [compressed.arrays[names.index(f"{name}.weight")] for name in LAYERS]
+    matrices = [pattern(array.mask(), 0, array.values.dtype, form).matrix(array.values[0]) for array in arrays]
     biases = [np.asarray(bias)[None, :] for _, bias in dense_layers(parameters)]
     return lambda inputs: [
         np.maximum(matrix.product(x) + bias, 0) for x, matrix, bias in zip(inputs, matrices, biases, strict=True)
@@ -89,7 +92,8 @@ def rows(model: Model, parameters: Any, sparsity: float) -> None:
     """One sparsity."""
     rng = np.random.default_rng(0)
     compressed = compress(model, parameters)
-    layers, sparse = dense_layers(parameters), sparse_part(compressed, parameters)
+    layers = dense_layers(parameters)
+    sparse, csr = (sparse_part(compressed, parameters, form) for form in (None, "csr"))
     apply = jax.jit(model.apply)
     calls: dict[str, Callable[[], Any]]
     for batch in BATCHES:
@@ -100,6 +104,7 @@ def rows(model: Model, parameters: Any, sparsity: float) -> None:
         calls = {
             "dense": partial(dense_part, on_device, layers),
             "numpy": partial(numpy_part, inputs, arrays),
+            "csr": partial(csr, inputs),
             "sparse": partial(sparse, inputs),
         }
         part = least(calls, ROUNDS[batch])
@@ -111,7 +116,8 @@ def rows(model: Model, parameters: Any, sparsity: float) -> None:
         chosen = "sparse" if compressed.sparse_layers(batch) else "dense"
         print(
             f"{sparsity:6.0%} {saved_share(compressed):7.1%} {batch:6d}   "
-            f"{part['dense']:8.2f} {part['numpy']:6.2f} {part['sparse']:7.2f} {part['dense'] / part['sparse']:6.2f}x   "
+            f"{part['dense']:8.2f} {part['numpy']:6.2f} {part['csr']:6.2f} {part['sparse']:7.2f} "
+            f"{part['dense'] / part['sparse']:6.2f}x   "
             f"{whole['dense']:8.1f} {whole['predict']:8.1f} ({chosen:6s}) {whole['dense'] / whole['predict']:5.2f}x",
             flush=True,
         )
@@ -136,7 +142,9 @@ def main() -> None:
         f"permeability network, {count_weights(start):,} weights, float32, {cores} core{'s' * (cores > 1)}, "
         f"load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}; times in ms"
     )
-    print(" zeros   saved  batch   dense part: XLA, NumPy, sparse, gain   whole network: dense, predict (choice), gain")
+    print(
+        " zeros   saved  batch   dense part: XLA, NumPy, CSR, sparse, gain   whole network: dense, predict (choice), gain"
+    )
     for sparsity in SPARSITIES:
         rows(model, pruned(start, sparsity), sparsity)
     event_cost(start)

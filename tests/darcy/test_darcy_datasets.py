@@ -174,7 +174,7 @@ def test_a_foreign_folder_is_never_overwritten(tmp_path):
     folder = tmp_path / "precious"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="never overwritten"):
+    with pytest.raises(ValueError, match="not overwritten"):
         generate(folder, SOURCES, PLAN, overwrite=True)
     assert (folder / "thesis.txt").read_text() == "years of work"
 
@@ -311,6 +311,6 @@ def test_files_of_others_in_a_data_set_are_not_overwritten(complete, tmp_path):
     path = tmp_path / "data.zarr"
     shutil.copytree(complete, path)
     (path / "notes.txt").write_text("years of work")
-    with pytest.raises(ValueError, match=r"files of others \(notes\.txt\)"):
+    with pytest.raises(ValueError, match=r"not the data set's \(notes\.txt\)"):
         generate(path, SOURCES, PLAN, overwrite=True)
     assert (path / "notes.txt").exists()

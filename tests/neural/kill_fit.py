@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "sampling"))
 
 from kill_child import die_at
 

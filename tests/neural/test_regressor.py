@@ -46,7 +46,7 @@ def test_scales_constants_and_noise(data, fitted):
     assert np.all((lower <= mean) & (mean <= upper))
     assert np.all((wider[0] <= lower) & (upper <= wider[1]))
     assert fitted.report_.constant_outputs == 1
-    for word in ("optimiser", "sampling", "step size", "effective draws", "chain 1: finished", "before", "after"):
+    for word in ("optimiser", "sampling", "step size", "effective sample size", "chain 1: finished", "before", "after"):
         assert word in str(fitted.report_)
 
 
@@ -136,7 +136,7 @@ def test_a_saved_model_predicts_the_same(data, fitted, tmp_path):
     fitted.save(path, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     (tmp_path / "other").mkdir()
-    with pytest.raises(ValueError, match="never overwritten"):
+    with pytest.raises(ValueError, match="not overwritten"):
         fitted.save(tmp_path / "other", overwrite=True)
 
 

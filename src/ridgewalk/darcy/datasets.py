@@ -133,10 +133,12 @@ def refuse_to_replace(path: Path, overwrite: bool) -> None:
     if not os.path.lexists(path):
         return
     if _format_of(path) != FORMAT:
-        raise ValueError(f"out = {path}: it is not a ridgewalk data set, so it is never overwritten; move it away")
+        raise ValueError(f"out = {path}: it is not a ridgewalk data set, so it is not overwritten; move it away")
     others = [entry.name for entry in path.iterdir() if not (entry / METADATA).exists() and entry.name != METADATA]
     if others:
-        raise ValueError(f"out = {path}: it holds files of others ({', '.join(sorted(others))}); move them away")
+        raise ValueError(
+            f"out = {path}: it holds files that are not the data set's ({', '.join(sorted(others))}); move them away"
+        )
 
 
 def begin(growing: Path, problem: Problem, plan: Plan) -> list[int]:

@@ -320,7 +320,7 @@ def _optimised(
         with stop_on_signal() as request, progress_bar(schedule.steps, 0, settings.progress) as report:
             done = optimise(keys[chain], target, start, schedule, keeping, report, request)
         if not done.finished:
-            raise _interrupted(f"start {chain + 1} of {chains} was being optimised", settings.checkpoint)
+            raise _interrupted(f"optimisation of chain {chain + 1} of {chains}", settings.checkpoint)
         ends.append(done.position)
         losses.append(done.losses)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *ends)

@@ -127,7 +127,7 @@ def refuse_to_replace(path: Path, overwrite: bool) -> None:
     if not overwrite:
         raise ValueError(f"path: {path} exists; choose another name, or pass overwrite=True")
     if not is_model(path):
-        raise ValueError(f"path: {path} is no saved model, so it is never overwritten; move it away")
+        raise ValueError(f"path: {path} is not a saved model, so it is not overwritten; move it away")
     others = others_files(path, (ARRAYS, ABOUT, REPORT))
     if others:
         raise ValueError(f"path: {path} holds files that are not the model's ({', '.join(others)}); move them away")
@@ -330,7 +330,7 @@ def _from_npz(path: Path, names: list[str]) -> list[np.ndarray]:
         if begun:
             raise ValueError(f"data = {path}: it is truncated ({error}); copy or save it again") from error
         raise ValueError(
-            f"data = {path}: it cannot be read as .npz, because it is no zip file; write it with np.savez"
+            f"data = {path}: it cannot be read as .npz, because it is not a zip file; write it with np.savez"
         ) from error
 
 

@@ -40,7 +40,7 @@ class FitReport:
     noise: float | None
     """Median over draws and outputs of the learnt σ, in units of an output's standard deviation."""
     ess: float
-    """Median over some predictions of their effective number of draws."""
+    """Median effective sample size of some predictions."""
     r_hat: float
     """Median over some predictions: far above 1 where chains are in different modes."""
     temperature: float
@@ -53,10 +53,10 @@ class FitReport:
 
     def __str__(self) -> str:
         """A page of plain text."""
-        constant = f" ({self.constant_outputs} constant outputs left out)" if self.constant_outputs else ""
+        constant = f" ({self.constant_outputs} constant outputs excluded)" if self.constant_outputs else ""
         lines = [
             f"network {self.network}, {self.weights:,} weights; sampler {self.sampler}, {self.chains} chains",
-            f"{self.examples} examples to learn from, {self.held_out} held out; {self.outputs} outputs{constant}",
+            f"{self.examples} training examples, {self.held_out} held out; {self.outputs} outputs{constant}",
         ]
         if self.data_weight != 1:
             lines.append(f"likelihood to the power {self.data_weight:.3g} (data_weight)")
@@ -65,9 +65,9 @@ class FitReport:
                 f"{phase.name}: {phase.steps:,} steps in {phase.seconds:.1f} s, "
                 f"loss {phase.first_loss:.4g} to {phase.last_loss:.4g}"
             )
-        noise = "" if self.noise is None else f", noise {self.noise:.3g} of an output's standard deviation"
+        noise = "" if self.noise is None else f", noise {self.noise:.3g} output standard deviations"
         lines.append(f"step size {self.step_size:.3g}, observed temperature {self.temperature:.3f}{noise}")
-        lines.append(f"{self.draws} draws; predictions: effective draws {self.ess:.1f}, R-hat {self.r_hat:.2f}")
+        lines.append(f"{self.draws} draws; predictions: effective sample size {self.ess:.1f}, R-hat {self.r_hat:.2f}")
         lines.extend(f"chain {number}: {status}" for number, status in enumerate(self.health))
         lines.append(self._calibration())
         return "\n".join(lines)

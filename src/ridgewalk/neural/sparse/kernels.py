@@ -1,6 +1,6 @@
 """Sparse products compiled by numba when they are first called, and cached on disk.
 
-`benchmarks/pruning.py` times each kernel against dense products and SciPy's CSR, and is the reason for it.
+`benchmarks/pruning.py` times them against dense products and SciPy's CSR, and is the reason for them.
 
 Every kernel makes outputs `first` to `last` of y = x W. What output i sums is `values[starts[i]:starts[i + 1]]`, of
 inputs given by their indices (`indexed`), or by a bit for every input (`masked`). Outputs are independent of

@@ -3,7 +3,11 @@
 There are three forms. `csr` is SciPy's compressed sparse rows, and needs nothing else. With the extra `sparse` (numba)
 there are two more. `indexed` has two bytes for the place of every nonzero number, and is fastest where these are few.
 `masked` has a bit for every number and expands 16 (float32) at a time with an AVX-512 instruction; it is used only on
-processors that have it. `benchmarks/pruning.py` times all of them against dense products.
+processors that have it. `benchmarks/pruning.py` times `csr` and the best form against dense products.
+
+The last two run on a pool of threads, which sleep while there is nothing to do. Threads of numba's own (OpenMP) start
+sooner, but keep spinning after every product, on the cores that XLA computes on between two of them; and they are not
+fork-safe.
 """
 
 import os
@@ -41,8 +45,10 @@ DENSEST = 0.65
 FEWEST_IN_BLOCK = 6
 """From so many examples on, an indexed product of eight together takes less time than one by one."""
 
-CSR = 1.3
-"""Nanoseconds of a nonzero number and example in SciPy's product."""
+CSR = 1.2
+"""Those of a number that is not zero and an example in SciPy's product, which uses one core: 1.7 times `EXAMPLE` (0.46
+against 0.27 where both were measured side by side, three layers of 8.2 million numbers at 50 to 90 % zeros, one
+example). Two to six examples together take more (2.7 for all), but dense products of so many gain as well."""
 
 Form = Literal["masked", "indexed", "csr"]
 
