@@ -142,9 +142,7 @@ def main() -> None:
         f"permeability network, {count_weights(start):,} weights, float32, {cores} core{'s' * (cores > 1)}, "
         f"load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}; times in ms"
     )
-    print(
-        " zeros   saved  batch   dense part: XLA, NumPy, CSR, sparse, gain   whole network: dense, predict (choice), gain"
-    )
+    print(" zeros   saved  batch   dense part: XLA, NumPy, CSR, sparse, gain   whole: dense, predict (choice), gain")
     for sparsity in SPARSITIES:
         rows(model, pruned(start, sparsity), sparsity)
     event_cost(start)

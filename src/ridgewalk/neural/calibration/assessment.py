@@ -19,7 +19,6 @@ from ridgewalk.neural.calibration.predictive import (
     checked_draws,
     checked_levels,
     checked_pair,
-    checked_predictive,
     checked_targets,
     draw_intervals,
     gaussian_intervals,
@@ -153,8 +152,7 @@ def assess(predictive: Predictive, targets: ArrayLike, levels: ArrayLike = LEVEL
 def assess_draws(draws: ArrayLike, targets: ArrayLike, levels: ArrayLike = LEVELS) -> Assessment:
     """All scores of draws (draw, example, output) of observations: intervals and CRPS from the draws themselves."""
     values = checked_draws(draws)
-    wanted = checked_targets(targets, values.shape[1:])
-    known = checked_predictive(Predictive(values.mean(0), values.std(0, ddof=1)))
+    known, wanted = checked_pair(Predictive(values.mean(0), values.std(0, ddof=1)), targets)
     shape = assess_intervals(draw_intervals(values, levels), wanted)
     nll, score = gaussian_nll(wanted, *known).mean(), crps(values, wanted).mean()
     return shape._replace(nll=float(nll), crps=float(score))

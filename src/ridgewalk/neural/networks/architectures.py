@@ -81,9 +81,9 @@ class MultilayerPerceptron(eqx.Module):
         input_shape: tuple[int, ...],
         output_size: int,
         *,
-        key: Key,
         hidden: tuple[int, ...],
         activation: Activation,
+        key: Key,
     ) -> None:
         if min((output_size, *hidden)) < 1:
             raise ValueError(f"hidden: {hidden} and {output_size} outputs have an empty layer; give positive numbers")
