@@ -82,7 +82,7 @@ def test_interrupted_run_goes_on(complete, tmp_path):
 def test_killed_run_goes_on(tmp_path):
     """A run killed without warning leaves no worker behind, and the same command completes it."""
     command = [sys.executable, "-c", "from ridgewalk.cli import main; main()"]
-    options = ["darcy", "generate", "permeability", "--samples", "1200", "--size", "30", "--processes", "2"]
+    options = ["darcy", "generate", "permeability", "--samples", "500", "--size", "30", "--processes", "2"]
     killed, whole = tmp_path / "killed.zarr", tmp_path / "whole.zarr"
     run = subprocess.Popen([*command, *options, "--out", str(killed)], stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob(".killed.zarr.*.partial/finished/0*.json")):
@@ -92,7 +92,7 @@ def test_killed_run_goes_on(tmp_path):
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     kept = len(list(tmp_path.glob(".killed.zarr.*.partial/finished/0*.json")))
-    assert 1 <= kept < 24
+    assert 1 <= kept < 10
     assert not killed.exists()
     deadline = time.monotonic() + 20
     while any(_alive(child) for child in children):

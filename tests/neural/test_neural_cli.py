@@ -256,7 +256,10 @@ ASCII_ONLY = {
         ["--help"],
         ["darcy", "generate", "permeability", "--help"],
         ["darcy", "multiscale", "--size", "10", "--blocks", "5", "--out", "é.png"],
-        ["darcy", "generate", "permeability", "--size", "6", "--terms", "4", "--samples", "2", "--out", "é.zarr"],
+        pytest.param(
+            ["darcy", "generate", "permeability", "--size", "6", "--terms", "4", "--samples", "2", "--out", "é.zarr"],
+            marks=pytest.mark.slow,  # writes to the terminal as `multiscale` does
+        ),
         ["evaluate", "MODEL", "--data", "test.npz"],
         ["fit", "--data", "é.npz", "--out", "new"],
     ],
