@@ -66,7 +66,7 @@ def test_chains_that_diverged_are_left_out():
     assert result.kept_positions().shape == (1, 50, 1)
     assert repr(result) == "Result(2 chains x 50 draws of 1 parameters, 1 diverged)"
     assert str(result.status[0]) == "finished after 50 steps"
-    assert str(result.status[1]).startswith("diverged in step")
+    assert str(result.status[1]).startswith("diverged after")
 
 
 def test_runs_without_positions_say_what_to_do():

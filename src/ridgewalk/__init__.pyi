@@ -82,8 +82,8 @@ from ridgewalk.samplers import sgld as sgld
 from ridgewalk.samplers import sgnht as sgnht
 from ridgewalk.samplers import sgrld as sgrld
 from ridgewalk.sampling.checkpoint import CheckpointError as CheckpointError
-from ridgewalk.sampling.divergence import DivergenceError as DivergenceError
 from ridgewalk.sampling.sample import sample as sample
+from ridgewalk.sampling.stability import DivergenceError as DivergenceError
 from ridgewalk.schedules import DEFAULT_ADAPTATION as DEFAULT_ADAPTATION
 from ridgewalk.schedules import PowerDecay as PowerDecay
 from ridgewalk.schedules import adaptation_weight as adaptation_weight

@@ -42,7 +42,7 @@ class ChainStatus:
         """One line."""
         if self.outcome != "diverged":
             return f"{self.outcome} after {self.steps:,} steps"
-        return f"diverged in step {self.steps:,}: {self.cause}; {self.hint}"
+        return f"diverged after {self.steps:,} steps: {self.cause}; {self.hint}"
 
 
 class Moments(NamedTuple):

@@ -199,7 +199,7 @@ def test_nan_in_a_batch_of_an_iterable_is_blamed():
     parts = [{name: array[i : i + 40].copy() for name, array in ARRAYS.items()} for i in range(0, 400, 40)]
     parts[6]["y"][5] = np.inf
     target = replace(REGRESSION.target, data=rw.Batches(parts, 400))
-    with pytest.raises(rw.DivergenceError, match=r"diverged in step 6: .*data\['y'\] in row 5 of batch 6"):
+    with pytest.raises(rw.DivergenceError, match=r"diverged after 6 steps: .*data\['y'\] in row 5 of batch 6"):
         run(rw.sgld(), target=target, batch_size=None)
     parts[0]["y"][5] = np.nan
     with pytest.raises(ValueError, match="data: some of the first examples"):

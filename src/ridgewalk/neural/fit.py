@@ -43,9 +43,9 @@ from ridgewalk.preconditioners.low_rank import LowRank
 from ridgewalk.result import Result
 from ridgewalk.sampling import checkpoint
 from ridgewalk.sampling.checkpoint import Checkpoint, config_snapshot, differences
-from ridgewalk.sampling.divergence import stability_limit
 from ridgewalk.sampling.runner import ChunkSizer, Report, StopFlag, progress_bar, stop_on_signal
 from ridgewalk.sampling.sample import sample
+from ridgewalk.sampling.stability import stability_limit
 from ridgewalk.schedules import Every, parse_interval
 from ridgewalk.target import Posterior
 

@@ -31,7 +31,7 @@ def statistics_dtype(dtype: Any) -> Any:
 
 
 class DrawBuffer(NamedTuple):
-    """The draws of one chunk, with leading axes (slot, chain), and the moments of all draws so far."""
+    """The draws of one device call, with leading axes (slot, chain), and the moments of all draws so far."""
 
     positions: PyTree
     collected: PyTree
@@ -118,7 +118,7 @@ CAUSES = (
 EXPLODED = 3
 """A cause that only finite data can have: NaN or infinity in them makes the potential NaN or infinite instead."""
 
-ENDED_OUTSIDE = 5
+NONFINITE_AT_END = 5
 """The cause where potential and gradient of the last step were finite and the position it led to is not."""
 
 EXPLODING = 1e4

@@ -38,11 +38,10 @@ from ridgewalk.sampling.batching import (
     locate_nonfinite_batch,
     order_at,
 )
-from ridgewalk.sampling.divergence import DivergenceError, hint, stability_limit
 from ridgewalk.sampling.loop import (
     CAUSES,
-    ENDED_OUTSIDE,
     EXPLODED,
+    NONFINITE_AT_END,
     DivergenceMonitor,
     LoopCarry,
     LoopSpec,
@@ -51,6 +50,7 @@ from ridgewalk.sampling.loop import (
     run_steps,
     take_chain,
 )
+from ridgewalk.sampling.stability import DivergenceError, hint, stability_limit
 from ridgewalk.sampling.storage import RunWriter
 from ridgewalk.schedules import RunSchedule
 
@@ -465,7 +465,7 @@ class Runner:
 
     def _mask_last(self) -> None:
         """NaN for draws that led to a divergence in the step after them: they may have been taken a chunk before."""
-        for chain, bad in enumerate(np.where(self._outside, self.step, self.bad_steps)):
+        for chain, bad in enumerate(np.where(self._nonfinite_at_end, self.step, self.bad_steps)):
             count = self.schedule.draws_by(int(bad)) if bad >= 0 else 0
             if count and self.schedule.burn_in + self.schedule.thin * count == bad:
                 self.writer.mask_draw(chain, count - 1)
@@ -473,7 +473,7 @@ class Runner:
     def _diverged(self, chain: int, step: int, cause: int, start: PyTree) -> ChainStatus:
         """Why a chain diverged: bad data (those in memory were tried before the run), or steps too large."""
         group, place = [(group, i) for group in self.groups for i in range(group.chains)][chain]
-        found = "" if cause in (EXPLODED, ENDED_OUTSIDE) else group.locate_nonfinite_batch(place, step)
+        found = "" if cause in (EXPLODED, NONFINITE_AT_END) else group.locate_nonfinite_batch(place, step)
         if found:
             return ChainStatus("diverged", step, f"{CAUSES[cause]}: NaN or infinity in the data, {found}", FIX)
         limit = stability_limit(group.sampler, group.estimator, start)
@@ -485,8 +485,8 @@ class Runner:
         return np.concatenate([group.carry.monitor.steps() for group in self.groups])
 
     @property
-    def _outside(self) -> np.ndarray:
-        """Which chains are, after the last step made, where a position is not finite; no step has shown it yet."""
+    def _nonfinite_at_end(self) -> np.ndarray:
+        """Which chains have a position that is not finite after the last step; no gradient has been taken there yet."""
         return np.concatenate([~group.finite for group in self.groups]) & (self.bad_steps < 0)
 
     def status(self, starts: PyTree) -> tuple[ChainStatus, ...]:
@@ -494,8 +494,8 @@ class Runner:
         causes = np.concatenate([np.asarray(group.carry.monitor.cause) for group in self.groups])
         ended: Literal["finished", "interrupted"] = "finished" if self.step == self.schedule.steps else "interrupted"
         result = []
-        outside = self._outside
-        bad_steps, causes = np.where(outside, self.step - 1, self.bad_steps), np.where(outside, ENDED_OUTSIDE, causes)
+        at_end = self._nonfinite_at_end
+        bad_steps, causes = np.where(at_end, self.step - 1, self.bad_steps), np.where(at_end, NONFINITE_AT_END, causes)
         for chain, (bad, cause) in enumerate(zip(bad_steps, causes, strict=True)):
             if bad < 0:
                 result.append(ChainStatus(ended, self.step))

@@ -69,7 +69,7 @@ def sample(
 
     Args:
         key: a JAX random key; the same key gives the same draws.
-        sampler: one of the recipes, such as `hasgld_sa()`, or a `Sampler(dynamics, preconditioner)`.
+        sampler: a named sampler, such as `hasgld_sa()`, or a `Sampler(dynamics, preconditioner)`.
         target: a `Posterior`, a `Density`, or an estimator such as `control_variates(posterior, centre)`.
         position: where the chains start: any pytree of float arrays, whose structure and dtypes the draws keep.
         steps: steps of each chain, burn-in included.
@@ -84,7 +84,7 @@ def sample(
             each device.
         replacement: draw batches with replacement; False goes through the data in a new random order every epoch.
         keep: "draws" keeps positions; "moments" only their running mean and variance, for models of millions of
-            weights. None means draws, or moments where `collect` is given.
+            weights. None means moments if `collect` is given without `store`, else draws.
         collect: a function of the position whose value is kept for every draw, such as predictions on a grid.
         store: a folder to write the draws to (zarr) instead of memory; it can be read during the run.
         checkpoint: a folder for checkpoints, from which the same call with `resume=True` continues bit for bit.

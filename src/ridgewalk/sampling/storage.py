@@ -76,7 +76,7 @@ class DrawStore(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Have everything written so far survive the end of the process."""
+        """Make everything written so far durable (fsync)."""
 
     @abstractmethod
     def manifest(self) -> dict[str, Any] | None:
@@ -235,7 +235,7 @@ class RunWriter:
             self._saved_step = self.found.step
 
     def _compare(self, found: Checkpoint) -> None:
-        """Refuse other settings; more steps than before are welcome."""
+        """Refuse other settings; more steps than before are allowed."""
         then, now = found.settings, self.snapshot(found.step)
         changed = differences(then, now)
         if self.schedule.steps < found.step:
@@ -279,7 +279,7 @@ class RunWriter:
         where, manifest = f"checkpoint: step {self.found.step} in {self.folder}", self.found.store
         finish = "finish it with the version that began it, or choose another checkpoint folder"
         if manifest is None:
-            raise CheckpointError(f"{where} does not say where its draws are, as a run of ridgewalk 0.1; {finish}")
+            raise CheckpointError(f"{where} has no list of its draws, as in former formats; {finish}")
         if "segments" not in manifest and self.store_path is None:
             raise CheckpointError(
                 f"{where} has its draws in a zarr store; pass the store= that the run was begun with. A run begun "

@@ -162,7 +162,7 @@ def settings_of(path: Path) -> Any:
     version = about.get("format_version")
     if not isinstance(version, int) or version != FORMAT_VERSION:
         fix = (
-            "finish the run with ridgewalk 0.1, which wrote it"
+            "finish the run with the version of ridgewalk that wrote it"
             if version == 1
             else "upgrade ridgewalk, if a later version wrote it"
         )
@@ -271,7 +271,7 @@ class ChunkedColumn:
     def _key(self, index: tuple[int, ...]) -> str:
         return self.info.chunk_file(index).relative_to(self.files.root).as_posix()
 
-    def _stored(self, chunk: int, values: np.ndarray) -> None:
+    def _write_to_array(self, chunk: int, values: np.ndarray) -> None:
         """Write a chunk of draws and note its files."""
         first = chunk * self.per_chunk
         last = min(first + self.per_chunk, self.array.shape[1])
@@ -299,7 +299,7 @@ class ChunkedColumn:
         """Write the chunk in memory, with fill values where draws are still to come."""
         if self.stop > self.start:
             self.buffer[:, self.stop - self.start :] = self.spec.fill
-            self._stored(self.start // self.per_chunk, self.buffer)
+            self._write_to_array(self.start // self.per_chunk, self.buffer)
             self.files.counts[self.spec.name] = self.stop
 
     def mask(self, places: Iterable[tuple[int, int]]) -> None:
@@ -316,7 +316,7 @@ class ChunkedColumn:
             values = self._load(chunk)
             for chain, row in rows:
                 values[chain, row] = self.spec.fill
-            self._stored(chunk, values)
+            self._write_to_array(chunk, values)
 
     def _load(self, chunk: int) -> np.ndarray:
         first = chunk * self.per_chunk

@@ -16,8 +16,8 @@ from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditione
 from ridgewalk.preconditioners.dense import Dense
 from ridgewalk.result import Result
 from ridgewalk.sampling.batching import BatchIndexer
-from ridgewalk.sampling.divergence import DivergenceError
 from ridgewalk.sampling.sample import sample
+from ridgewalk.sampling.stability import DivergenceError
 from ridgewalk.tuning.local_curvature import ProbePoints, fit_local_gaussian
 from ridgewalk.tuning.local_gaussian import LocalGaussian, excess_potential
 

@@ -17,8 +17,8 @@ from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_de
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import AdaptivePreconditioner
 from ridgewalk.sampling.batching import find_nonfinite_rows
-from ridgewalk.sampling.divergence import stability_limit
 from ridgewalk.sampling.sample import check_counts, check_data, check_functions, check_kinds, check_position
+from ridgewalk.sampling.stability import stability_limit
 from ridgewalk.target import Density, Target
 from ridgewalk.tuning.local_gaussian import Criterion, IntendedRun, LocalGaussian, optimal_step_size, predict_error
 from ridgewalk.tuning.pilot_runs import DRAWS, PilotRuns, StepHalvingCheck

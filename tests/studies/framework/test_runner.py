@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ridgewalk.cli import app
 from ridgewalk.samplers import sgld
-from ridgewalk.sampling.divergence import DivergenceError
+from ridgewalk.sampling.stability import DivergenceError
 from ridgewalk.studies.framework import comparison, runner, study
 from ridgewalk.studies.framework.schema import Number, Table, from_json, judge, to_json, versus_paper
 from ridgewalk.studies.framework.study import Preset, Task

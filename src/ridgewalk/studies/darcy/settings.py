@@ -72,7 +72,7 @@ class Settings:
     relative_noise: float = 0.003
     """σ of the Gaussian likelihood relative to the root mean square of the fluxes."""
     temperature: float = 1e-3
-    """Temperature of the injected noise: at temperature 1, posterior noise in so many weights swamps the fit."""
+    """Temperature of the injected noise; at 1, the posterior spread of so many weights dominates the predictions."""
     prior_scale: float = 0.012
     """Standard deviation of the weights' Gaussian prior: small enough that unused weights decay."""
     tuned: bool = True

@@ -1,4 +1,4 @@
-"""What is reported of chains that diverged: the stability limit of the step size, and what to try."""
+"""The stability limit of the step size, and hints after a divergence (`loop.DivergenceMonitor` detects it)."""
 
 import math
 
