@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._compilation import jit
-from ridgewalk._control_flow import WORD, when
+from ridgewalk._control_flow import WORD, StepCount, when
 from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Unravel, Vector
 from ridgewalk.gradients import GradientEstimator
@@ -209,6 +209,16 @@ class StepRange(NamedTuple):
     epoch: EpochPosition
     """Where in its epoch the first step is."""
 
+    def end(self) -> StepCount:
+        """The number of steps made after this range."""
+        total = self.start + self.length  # wraps to a negative number at 2³¹
+        return StepCount(total & jnp.int32(WORD - 1), self.high + (total < 0).astype(jnp.int32))
+
+
+def _without_step(states: State) -> State:
+    """States whose step is not carried through the loop, which knows it: a counter of its own would cost 0.1 µs."""
+    return states._replace(step=None)  # type: ignore[arg-type]
+
 
 class LoopCarry(NamedTuple):
     """What a group of chains carries from one device call to the next."""
@@ -267,11 +277,13 @@ def run_steps(
             order, rows = spec.indexer.from_order(keys, step_range.epoch, i, order)
         batch = jax.tree.map(lambda x: x[i], batches)
         epsilon = step_sizes[i]
-        slot = jnp.maximum(i - step_range.until_draw + step_range.thin - 1, 0) // step_range.thin
-        due = (i >= step_range.until_draw) & ((i - step_range.until_draw) % step_range.thin == 0)
-        states, info = advance(noise, carry.states, rows, batch, epsilon, due)
+        kept = jnp.maximum(i - step_range.until_draw + step_range.thin - 1, 0)  # steps since the draw before the buffer
+        slot = jax.lax.div(kept, step_range.thin)
+        due = (i >= step_range.until_draw) & (jax.lax.rem(kept + 1, step_range.thin) == 0)
+        count = StepCount(step_range.start + i, step_range.high)
+        states, info = advance(noise, carry.states._replace(step=count), rows, batch, epsilon, due)
         draws = spec.recorder.write(carry.draws, slot, due, states.position, jax.vmap(layout.unravel), info, epsilon)
-        return LoopCarry(states, draws, carry.monitor.update(info, step_range.start + i), order)
+        return LoopCarry(_without_step(states), draws, carry.monitor.update(info, step_range.start + i), order)
 
     def one_block(outer: tuple[Scalar, LoopCarry]) -> tuple[Scalar, LoopCarry]:
         start, carry = outer
@@ -287,9 +299,10 @@ def run_steps(
     def with_position(carry: LoopCarry, convert: Callable[[PyTree], PyTree]) -> LoopCarry:
         return carry._replace(states=carry.states._replace(position=jax.vmap(convert)(carry.states.position)))
 
-    flat = with_position(carry, layout.ravel)
+    flat = with_position(carry._replace(states=_without_step(carry.states)), layout.ravel)
     begin = jnp.zeros_like(step_range.length)
     made = jax.lax.while_loop(lambda outer: outer[0] < step_range.length, one_block, (begin, flat))[1]
+    made = made._replace(states=made.states._replace(step=step_range.end()))
     return with_position(made._replace(monitor=made.monitor.since(carry.monitor, step_range.high)), layout.unravel)
 
 
