@@ -21,7 +21,7 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 
 HEAVY = {
-    "pip install -e .": "every test runs in an environment that was made so",
+    "pip install -e '.[all]'": "every test runs in an environment that was made so",
     "make test": "it runs this",
     "make lint": "a part of `make test`",
     "make test-lowest": "installs other versions",

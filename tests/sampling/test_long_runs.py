@@ -140,7 +140,9 @@ def cyclic(k):
     return jnp.where(k % 5 < 2, 1e-3, 2e-3)
 
 
-@pytest.mark.parametrize(("first", "x64"), [(WORD - 9, False), (3 * WORD - 9, True)])
+@pytest.mark.parametrize(
+    ("first", "x64"), [(WORD - 9, False), pytest.param(3 * WORD - 9, True, marks=pytest.mark.slow)]
+)
 def test_a_run_crosses(begin_at, first, x64):
     begin_at(first)
     with jax.enable_x64(x64):

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_counts_no_chunks_is_refused(tmp_path):
     for path in checkpoint.files(tmp_path):
         found = checkpoint.read(path)
         checkpoint.write(tmp_path, checkpoint.Checkpoint(found.step, found.arrays, found.settings))
-    with pytest.raises(rw.CheckpointError, match=r"does not say where .* finish it with the version that began"):
+    with pytest.raises(rw.CheckpointError, match=r"has no list of its draws.* finish it with the version that began"):
         resumed(tmp_path)
 
 
