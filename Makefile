@@ -23,8 +23,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Most of the time of the default tests is compilation: with these options of XLA it takes half as long, and programs are
+# correct but slower. `make test-slow` and the benchmarks compile as users do.
+QUICK_COMPILATION := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	XLA_FLAGS="$(QUICK_COMPILATION)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Statistical and full-scale tests, many minutes.
 test-slow: $(READY)
