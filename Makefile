@@ -37,7 +37,7 @@ test-slow: $(READY)
 # The default tests with the lowest versions that pyproject.toml allows, in an environment of their own. Old releases use
 # what newer ones deprecate: such warnings are no errors here.
 test-lowest: $(LOWEST)/.ready
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -W ignore::DeprecationWarning -W ignore::FutureWarning
+	XLA_FLAGS="$(QUICK_COMPILATION)" OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -W ignore::DeprecationWarning -W ignore::FutureWarning
 
 # The documentation, into site/index.html; the tests build it too, and run every block of it.
 docs: $(READY)

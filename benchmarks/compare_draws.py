@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-RENAMED = {"SnapshotLBFGS": "Limited", "NoseHoover": "Thermostat"}
+RENAMED = {"SnapshotLBFGS": "Limited", "NoseHoover": "Thermostat", "InverseMetric": "Metric"}
 """Public names now, and what they were called before."""
 
 STEPS = 240
@@ -69,6 +69,8 @@ def cases(rw: Any, folder: Path, dtype: str) -> Iterator[tuple[str, Callable[[],
     scale = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.25).at[0].set(2.0), start)
     decay = rw.PowerDecay(2.0, 5.0, 0.8)
     snapshot = public(rw, "SnapshotLBFGS")
+    inverse_metric = public(rw, "InverseMetric")
+    snapshot_form = "snapshot_lbfgs" if "snapshot_lbfgs" in str(inspect.signature(rw.hasgld_sa)) else "limited"
 
     def metric(position: Any) -> Any:
         return jax.tree.map(lambda leaf: 1 / (1 + leaf**2), position)
@@ -93,7 +95,7 @@ def cases(rw: Any, folder: Path, dtype: str) -> Iterator[tuple[str, Callable[[],
         "hasgld_sa dense two_point": lambda: rw.hasgld_sa(form="dense", noise="two_point", first_curvature=500.0),
         "hasgld_sa dense scaled_identity": lambda: rw.hasgld_sa(form="dense", base="scaled_identity", memory=4),
         "hasgld_sa low_rank": lambda: rw.hasgld_sa(form="low_rank", rank=2, adaptation=decay),
-        "hasgld_sa limited": lambda: rw.hasgld_sa(form="limited", memory=3, snapshots=3),
+        "hasgld_sa limited": lambda: rw.hasgld_sa(form=snapshot_form, memory=3, snapshots=3),
         "hasgld_sa as_printed": lambda: rw.hasgld_sa(form="as_printed", memory=2),
         "sghmc": rw.sghmc,
         "sghmc noise two_point": lambda: rw.sghmc(friction=0.3, gradient_noise=0.05, noise="two_point"),
@@ -108,7 +110,8 @@ def cases(rw: Any, folder: Path, dtype: str) -> Iterator[tuple[str, Callable[[],
         "sgnht rescaled low_rank": lambda: rw.sgnht(preconditioner=rw.rescaled(rw.LowRank(rank=2), scale)),
         "langevin rescaled limited": lambda: rw.Sampler(rw.Langevin(), rw.rescaled(snapshot(), scale)),
         "langevin rescaled metric": lambda: rw.Sampler(
-            rw.Langevin(), rw.rescaled(rw.Metric(lambda p: 1 / (1 + p["w"].sum() ** 2) * jnp.ones(flat, dtype)), scale)
+            rw.Langevin(),
+            rw.rescaled(inverse_metric(lambda p: 1 / (1 + p["w"].sum() ** 2) * jnp.ones(flat, dtype)), scale),
         ),
         "langevin rescaled psgld": lambda: rw.Sampler(rw.Langevin(), rw.rescaled(rw.RMSProp(0.9), scale)),
     }
@@ -193,7 +196,8 @@ def cases(rw: Any, folder: Path, dtype: str) -> Iterator[tuple[str, Callable[[],
     yield "2,100 parameters: auto", partial(case, rw.hasgld_sa, lambda: wide, jnp.ones(2100, dtype), **alone)
     long = rw.Density(lambda p: -0.5 * jnp.sum(p**2) - jnp.sum(jnp.cos(p[:100])))
     for form in ("low_rank", "limited"):
-        recipe = partial(rw.hasgld_sa, form=form, rank=4, memory=3)
+        chosen = snapshot_form if form == "limited" else form
+        recipe = partial(rw.hasgld_sa, form=chosen, rank=4, memory=3)
         yield f"20,000 parameters: {form}", partial(case, recipe, lambda: long, jnp.ones(20_000, dtype), **alone)
 
     def scaled() -> Any:

@@ -188,8 +188,8 @@ def main() -> None:
     problem = logistic_regression()
     assert isinstance(problem.target, rw.Posterior)
     limited = {
-        "limited M=2, a pair every step": Form(rw.hasgld_sa(form="limited", memory=2)),
-        "limited M=2, a pair every 10 steps": Form(rw.hasgld_sa(form="limited", memory=2, curvature_every=10)),
+        "limited M=2, a pair every step": Form(rw.hasgld_sa(form="snapshot_lbfgs", memory=2)),
+        "limited M=2, a pair every 10 steps": Form(rw.hasgld_sa(form="snapshot_lbfgs", memory=2, curvature_every=10)),
     }
     low_rank = {
         "low rank R=20, a product every step": Form(rw.hasgld_sa(form="low_rank"), 24),

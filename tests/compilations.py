@@ -7,12 +7,12 @@ import jax
 
 @contextmanager
 def compilations():
-    """A list to which every compilation within the block is added."""
+    """A list to which the name of every function compiled within the block is added."""
     found, open_ = [], True
 
-    def listen(event, duration, **_):
+    def listen(event, duration, **about):
         if open_ and "backend_compile" in event:
-            found.append(event)
+            found.append(about.get("fun_name", event))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

@@ -22,6 +22,7 @@ PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 
 HEAVY = {
     "pip install -e '.[all]'": "every test runs in an environment that was made so",
+    "pip install 'ridgewalk[numpyro]'": "every test runs in an environment that was made so",
     "make test": "it runs this",
     "make lint": "a part of `make test`",
     "make test-lowest": "installs other versions",
@@ -29,6 +30,9 @@ HEAVY = {
     "make reproduce": "the studies have tests of their own",
     "make benchmark": "installs PyTorch",
     "make docs": "test_site builds the site",
+    "ridgewalk launch -n 2 run.py": "tests/distributed starts processes",
+    'sbatch --nodes=4 --ntasks-per-node=1 --wrap "srun python run.py"': "needs Slurm",
+    "mpirun -n 4 python run.py": "needs Open MPI",
     "ridgewalk reproduce all --preset quick --out results": "minutes; the studies have tests of their own",
     "ridgewalk fit --data permeability.zarr --inputs permeability --targets flux --network permeability --out model": (
         "8 million weights; tests/neural/test_darcy_surrogate.py fits a smaller one"
@@ -64,10 +68,12 @@ COMMANDS = [command for blocks in BLOCKS.values() for block in blocks for comman
 SLOW = {
     "docs/choosing.md",
     "docs/diagnosing.md",
+    "docs/distributed.md",
     "docs/models.md",
     "docs/resuming.md",
     "docs/sparse.md",
     "docs/neural.md",
+    "docs/warmup.md",
 }
 """Pages whose blocks compile for longer than the default suite can spare; README runs the like of them."""
 

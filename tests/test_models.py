@@ -49,7 +49,7 @@ SAMPLERS = {
     "sgld": rw.sgld(),
     "hasgld_sa": rw.hasgld_sa(memory=2),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=2, spare=1)),
-    "limited": rw.hasgld_sa(form="limited", memory=2),
+    "limited": rw.hasgld_sa(form="snapshot_lbfgs", memory=2),
     "sgnht": rw.sgnht(preconditioner=rw.RMSProp()),
 }
 

@@ -30,6 +30,7 @@ BROUGHT_ALONG = {
     "numba": {"llvmlite"},
     "jax": {"jaxlib", "ml_dtypes"},
     "arviz-base": {"pandas", "xarray"},
+    "pymc": {"pytensor", "xarray"},
 }
 """Modules of a distribution's own requirements that the package imports too."""
 
@@ -153,6 +154,12 @@ def test_the_command_line_without_typer_names_the_extra(tmp_path):
 def test_a_surrogate_without_scikit_learn_names_the_extra(tmp_path):
     done = without_optional_modules("import ridgewalk as rw; rw.SurrogateRegressor", tmp_path)
     assert done.stderr.endswith("pip install 'ridgewalk[neural]'\n")
+
+
+@pytest.mark.parametrize("package", ["numpyro", "pymc"])
+def test_models_without_their_package_name_the_extra(tmp_path, package):
+    done = without_optional_modules(f"import ridgewalk as rw; rw.from_{package}(None)", tmp_path)
+    assert done.stderr.endswith(f"pip install 'ridgewalk[{package}]'\n")
 
 
 RUN = """

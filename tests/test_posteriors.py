@@ -39,7 +39,7 @@ def samplers(known):
         "hamcmc": (rw.hamcmc(memory=3), 0.004),
         "hasgld_sa": (rw.hasgld_sa(memory=3), 0.008),
         "hasgld_sa scaled_identity": (rw.hasgld_sa(base="scaled_identity", memory=2), 0.004),
-        "hasgld_sa limited": (rw.hasgld_sa(form="limited", memory=2), 0.004),
+        "hasgld_sa limited": (rw.hasgld_sa(form="snapshot_lbfgs", memory=2), 0.004),
         "hasgld_sa low_rank": (rw.Sampler(rw.Langevin(), whitened["low_rank"]), 0.008),
         "sghmc": (rw.sghmc(friction=0.2), 0.003 / steep),
         "sghmc dense": (rw.sghmc(preconditioner=whitened["dense"], friction=0.2), 0.003),
@@ -199,7 +199,7 @@ def curved_metric(position):
 
 
 @pytree_dataclass
-class WithoutGamma(rw.Metric):
+class WithoutGamma(rw.InverseMetric):
     def correction(self, operator):
         return None
 

@@ -7,6 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 from ridgewalk._random import BLOCK, draw_noise, random_bits, uniform_integers
+from ridgewalk.schedules import enable_x64
 
 SIZE = 10_000_000
 FLOAT32 = jnp.dtype("float32")
@@ -82,7 +83,7 @@ def test_words_of_another_generator():
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_rows_are_those_of_randint(wide):
-    with jax.enable_x64(wide):
+    with enable_x64(wide):
         for size in (1, 7, 400, 2**16, 2**16 + 1, 10**6, 2**31 - 1):
             key = jax.random.key(size)
             expected = jax.random.randint(key, (50,), 0, size)

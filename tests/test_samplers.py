@@ -31,7 +31,7 @@ PAIRS = {
         rw.Sampler(rw.Langevin(), rw.fixed(np.eye(3) / 4)),
     ),
     "ω = 0, limited = fixed preconditioner": (
-        rw.hasgld_sa(form="limited", adaptation=lambda k: 0.0, first_curvature=4.0),
+        rw.hasgld_sa(form="snapshot_lbfgs", adaptation=lambda k: 0.0, first_curvature=4.0),
         rw.Sampler(rw.Langevin(), rw.fixed(np.full(3, 0.25))),
     ),
     "low rank before its first sweep = fixed preconditioner": (

@@ -392,7 +392,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(fresh: Path, path: Path) -> None:
-    """Rename a complete folder of ours to `path`; the folder that it replaces is removed only afterwards.
+    """Rename a complete folder of the library to `path`; the folder that it replaces is removed only afterwards.
 
     The caller has checked that the folder at `path`, if there is one, may be removed.
     """
@@ -439,14 +439,14 @@ def recover_folder(path: Path) -> None:
 
 
 def remove_own(folder: Path) -> None:
-    """Remove a folder of ours; the marker goes last, so that removal can be taken up again."""
+    """Remove a folder of the library; the marker goes last, so that removal can be taken up again."""
     clear_own(folder)
     os.unlink(folder / MARKER)
     os.rmdir(folder)
 
 
 def clear_own(folder: Path) -> None:
-    """Remove all but the marker from a folder of ours."""
+    """Remove all but the marker from a folder of the library."""
     if not is_own(folder):
         raise ValueError(f"{folder}: it was not made by ridgewalk (it has no file {MARKER}), so it is not removed")
     for entry in os.scandir(folder):
@@ -490,7 +490,7 @@ def _mark(folder: Path, name: str) -> int:
 
 
 def _marked_for(folder: Path) -> str | None:
-    """The name of the result that a folder of ours is for; None for others' folders."""
+    """The name of the result that a folder of the library is for; None for others' folders."""
     if folder.is_symlink() or not folder.is_dir():
         return None
     try:
@@ -502,7 +502,7 @@ def _marked_for(folder: Path) -> str | None:
 
 
 def _own_folders(path: Path, kind: str) -> list[Path]:
-    """Folders of ours beside `path` that are for it, in the order of their names."""
+    """Folders of the library beside `path` that are for it, in the order of their names."""
     try:
         names = os.listdir(path.parent)
     except OSError:
@@ -513,7 +513,7 @@ def _own_folders(path: Path, kind: str) -> list[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether no process is at work in a folder of ours; none begins while this lasts."""
+    """Whether no process is at work in a folder of the library; none begins while this lasts."""
     try:
         descriptor = os.open(folder / MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

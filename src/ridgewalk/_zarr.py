@@ -12,9 +12,11 @@ import math
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -439,6 +441,75 @@ def read_array(array: Any, selection: Any = ...) -> np.ndarray:
         raise DamagedFileError(folder, f"its chunks cannot be decoded ({error!r})") from error
 
 
+# Arrays that grow
+
+
+def with_length(array: Any, info: ArrayInfo, length: int, axis: int = 1) -> Any:
+    """An open array as if one of its axes had another length; nothing on disk changes."""
+    return zarr.Array.from_dict(array.store_path, _resized(info, length, axis))
+
+
+def _resized(info: ArrayInfo, length: int, axis: int) -> dict[str, Any]:
+    shape = [*info.shape[:axis], length, *info.shape[axis + 1 :]]
+    return {**info.metadata, "shape": shape}
+
+
+def set_length(info: ArrayInfo, length: int, axis: int = 1) -> Path:
+    """Write another length of an axis into the metadata of an array, in one step; returns their file."""
+    path = info.folder / METADATA
+    write_atomically(path, json.dumps(_resized(info, length, axis), indent=1).encode())
+    return path
+
+
+def consolidate(folder: Path) -> Path:
+    """Copy the metadata of all groups and arrays below into those of the root, in one step, for xarray; their file."""
+    found = {
+        path.parent.relative_to(folder).as_posix(): _metadata(path.parent)
+        for path in sorted([*folder.glob(f"*/{METADATA}"), *folder.glob(f"*/*/{METADATA}")])
+    }
+    inline = {"kind": "inline", "must_understand": False, "metadata": found}
+    write_atomically(
+        folder / METADATA, json.dumps({**_metadata(folder), "consolidated_metadata": inline}, indent=1).encode()
+    )
+    return folder / METADATA
+
+
+class StoredArray:
+    """Draws on disk, read when they are indexed. A chunk that is missing or damaged is an error that names its file."""
+
+    def __init__(self, array: Any, dtype: np.dtype[Any]) -> None:
+        self.array, self.dtype = array, dtype
+        self.shape: tuple[int, ...] = array.shape
+        self.chunks: tuple[int, ...] = array.chunks
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        """Length of the first axis."""
+        return self.shape[0]
+
+    def __getitem__(self, selection: Any) -> np.ndarray:
+        """The selected draws, in memory."""
+        values = read_array(self.array, selection)
+        return values if values.dtype == self.dtype else values.view(self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All draws, in memory."""
+        return self[...] if dtype is None else self[...].astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        """Shape, dtype and place."""
+        return f"StoredArray(shape={self.shape}, dtype={self.dtype}, path={self.array.store.root / self.array.path})"
+
+
 # Sealed groups: every file is known by its digest
 
 FILES = "files"
@@ -495,3 +566,34 @@ def check_files(folder: Path, digests: Mapping[str, str], places: Collection[str
             raise missing_chunk(path) from None
         if found != wanted:
             raise DamagedFileError(path, "its checksum does not match, so it was changed or is damaged")
+
+
+# Arrays of draws
+
+
+def array_names(names: list[str], taken: Collection[str] = ()) -> list[str]:
+    """A folder name for every leaf: letters, digits and `._- ` are kept, others escaped as in a URL.
+
+    Names that zarr or others have `taken`, that are too long, or that differ only by case are changed, so that all are
+    valid and distinct on every file system.
+    """
+    found: list[str] = []
+    seen = set(taken)
+    for name in names:
+        kept = "".join(c if c.isalnum() or c in "._- " else _escaped(c) for c in name)
+        if kept.startswith((".", "__", " ")) or kept.casefold() == METADATA or not kept:
+            kept = _escaped(kept[:1]) + kept[1:]
+        if len(kept.encode()) > 120:
+            short = sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+            kept = f"{kept.encode()[:100].decode(errors='ignore')}~{short}"
+        unique, count = kept, 1
+        while (folded := unicodedata.normalize("NFC", unique).casefold()) in seen:
+            count += 1
+            unique = f"{kept}~{count}"
+        seen.add(folded)
+        found.append(unique)
+    return found
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in text.encode("utf-8", "surrogatepass"))

@@ -8,7 +8,7 @@ from typing import Annotated
 from ridgewalk._optional import requires_extra
 from ridgewalk.darcy.cli import app as darcy_app
 from ridgewalk.neural.cli import register
-from ridgewalk.plain_errors import errors_in_plain_words, write_any_text
+from ridgewalk.plain_errors import errors_as_messages, write_any_text
 from ridgewalk.studies.framework.study import NAMES, Preset, load_study
 
 with requires_extra("cli"):
@@ -58,11 +58,24 @@ def reproduce(
     from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415  (loads JAX)
     from ridgewalk.studies.framework.runner import run_studies  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         use_persistent_cache()
         names = NAMES if not studies or "all" in studies else tuple(dict.fromkeys(studies))
         page = run_studies([load_study(name) for name in names], preset, out, workers)
         typer.echo(f"written to {page}")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def launch(
+    script: Annotated[list[str], typer.Argument(help="A Python file, and its arguments.")],
+    processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="Number of processes.")] = 2,
+) -> None:
+    """Run a script in several processes of this machine, which `ridgewalk.distributed.initialize()` connects."""
+    from ridgewalk.distributed.launch import launch as run  # noqa: PLC0415
+
+    with errors_as_messages():
+        code = run(script, processes)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -72,7 +85,7 @@ def report(
     """Rebuild the page, index.html, from the records in a folder."""
     from ridgewalk.studies.framework.page import write_page  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         typer.echo(f"written to {write_page(folder)}")
 
 
@@ -80,7 +93,7 @@ def main() -> None:
     """Entry point of the `ridgewalk` command."""
     write_any_text()
     try:
-        with errors_in_plain_words():  # what a command did not expect itself
+        with errors_as_messages():  # what a command did not expect itself
             app()
     except typer.Exit as end:
         sys.exit(end.exit_code)

@@ -17,6 +17,7 @@ from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import PyTree, Scalar
 from ridgewalk._validation import check_whole
 from ridgewalk.data import Batches, read_rows
+from ridgewalk.distributed.shards import Sharded
 from ridgewalk.target import EXAMPLES_AT_ONCE, Density, Posterior, Target, on_device, on_host
 
 
@@ -58,39 +59,44 @@ class Minibatch:
 
 def _centred(target: Posterior, centre: PyTree, whole: PyTree, batch: PyTree) -> PyTree:
     """∇U(c) − ∇Ũ(c; batch), of mean zero over batches; `whole` is the likelihood's gradient at c over all data."""
-    scale = target.size / jax.tree.leaves(batch)[0].shape[0]
+    scale = target.scale(batch)
     minibatch = target.unit_noise_gradient(centre, batch)
     return target.scale_by_noise(jax.tree.map(lambda full, part: full - scale * part, whole, minibatch))
 
 
+class Anchor(NamedTuple):
+    """A position at which the gradient over all data is known."""
+
+    position: PyTree
+    likelihood_gradient: PyTree
+    """∇ of −Σ_i log p(d_i | θ) there; with a noise shared with the prior set to 1."""
+
+
 @pytree_dataclass
 class ControlVariates:
-    """g = ∇U(c) + ∇Ũ(θ; batch) − ∇Ũ(c; batch) with a fixed centre c, ideally a mode (Baker et al. 2019)."""
+    """g = ∇U(c) + ∇Ũ(θ; batch) − ∇Ũ(c; batch) with a centre c, ideally the posterior mean (Baker et al. 2019).
+
+    A mode may be far from where the posterior has its mass: each chain moves the centre at the end of every phase of
+    warm-up, to its position and then to its mean over the last window, with one pass over the data each time.
+    """
 
     target: Posterior = array_field()
     centre: PyTree = array_field()
     likelihood_gradient: PyTree = array_field()
     """∇ of −Σ_i log p(d_i | c) over all data; with a noise shared with the prior set to 1."""
 
-    def init(self, position: PyTree) -> None:
-        """No state: the centre is fixed."""
-        return
+    def init(self, position: PyTree) -> Anchor | None:
+        """No state: the centre is the given one."""
+        return None
 
-    def correction(self, state: None, batch: PyTree) -> PyTree:
+    def correction(self, state: Anchor | None, batch: PyTree) -> PyTree:
         """∇U(c) − ∇Ũ(c; batch)."""
-        return _centred(self.target, self.centre, self.likelihood_gradient, batch)
+        centre = Anchor(self.centre, self.likelihood_gradient) if state is None else state
+        return _centred(self.target, centre.position, centre.likelihood_gradient, batch)
 
-    def update(self, state: None, position: PyTree, step: Scalar) -> None:
-        """No state."""
-        return
-
-
-class Anchor(NamedTuple):
-    """The position at which SVRG last computed the full gradient."""
-
-    position: PyTree
-    likelihood_gradient: PyTree
-    """∇ of −Σ_i log p(d_i | θ) there; with a noise shared with the prior set to 1."""
+    def update(self, state: Anchor | None, position: PyTree, step: Scalar) -> Anchor | None:
+        """Unchanged."""
+        return state
 
 
 @pytree_dataclass
@@ -128,15 +134,21 @@ def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
     Computes the gradient over all data once; each estimate then costs two minibatch gradients.
     """
     posterior = _posterior(target, "control_variates")
-    centre = jax.tree.map(jnp.asarray, centre)
     if isinstance(posterior.data, Batches):
         raise ValueError(
             "target: control_variates needs every example once, which Batches does not guarantee; use arrays"
         )
-    whole = (
-        full_unit_noise_gradient_from_host if on_host(posterior.data) else jax.jit(Posterior.full_unit_noise_gradient)
-    )
-    return ControlVariates(posterior, centre, whole(posterior, centre))
+    anchor = anchor_at(posterior, jax.tree.map(jnp.asarray, centre))
+    return ControlVariates(posterior, anchor.position, anchor.likelihood_gradient)
+
+
+_full_unit_noise_gradient = jax.jit(Posterior.full_unit_noise_gradient)
+
+
+def anchor_at(posterior: Posterior, position: PyTree) -> Anchor:
+    """The anchor at a position: one pass over the data, in memory or on the host."""
+    whole = full_unit_noise_gradient_from_host if on_host(posterior.data) else _full_unit_noise_gradient
+    return Anchor(position, whole(posterior, position))
 
 
 def full_unit_noise_gradient_from_host(posterior: Posterior, centre: PyTree) -> PyTree:
@@ -187,5 +199,8 @@ def estimator_on_device(estimator: GradientEstimator) -> GradientEstimator:
     """The estimator as compiled code gets it, with device arrays; data on the host become a placeholder."""
     if isinstance(estimator.target, Density):
         return estimator
-    compiled: Any = replace(estimator, target=on_device(estimator.target))  # type: ignore[type-var]
+    target = on_device(estimator.target)
+    if isinstance(target, Posterior) and isinstance(target.data, Sharded):
+        target = replace(target, data=replace(target.data, fingerprint=""))  # other data compile nothing again
+    compiled: Any = replace(estimator, target=target)  # type: ignore[type-var]
     return jax.tree.map(jnp.asarray, compiled)

@@ -17,6 +17,25 @@ from ridgewalk.pruning import Pruning
 from ridgewalk.target import Target
 
 
+class Tuned(NamedTuple):
+    """What warm-up chose for a chain."""
+
+    step_size: Scalar
+    """ε; the step size given to a step is a factor of it."""
+    friction: Scalar
+    """α of dynamics whose friction is "auto"."""
+    noise_variance: Scalar
+    """The mean variance of the gradient's noise in whitened coordinates; 0 for exact gradients."""
+    hot_until: Scalar
+    """The step up to which the preconditioner adapts with a constant weight; its schedule ω_k starts there."""
+    undone: Scalar
+    """Steps that were undone because of their energy error, during warm-up and after it."""
+    evaluation: tuple[Scalar, Vector] | None = None
+    """Ũ and ∇Ũ at the position, where gradients are exact: they were needed for the energy error."""
+    measured: Any = None
+    """What step size and friction were chosen from (`sampling.warmup.Measured`); None during warm-up."""
+
+
 class State(NamedTuple):
     """The state of a chain."""
 
@@ -34,6 +53,8 @@ class State(NamedTuple):
     """The state of an adaptive prior; None for a plain one."""
     mask: Mask = None
     """Which entries of the flat position are not pruned; None without pruning."""
+    tuning: Any = None
+    """What warm-up chose, `Tuned`; during warm-up its own state; None in a run without warm-up."""
 
 
 class Info(NamedTuple):
@@ -50,18 +71,46 @@ class Info(NamedTuple):
     rejected: Scalar
 
 
+class Evaluation(NamedTuple):
+    """A position with Ũ and ∇Ũ there."""
+
+    position: Vector
+    potential: Scalar
+    gradient: Vector
+
+
+class StepTrace(NamedTuple):
+    """What a step was made of, for warm-up, which measures its energy error."""
+
+    operator: Any
+    """G of the step."""
+    before: Evaluation
+    """On the batch of the step."""
+    after: Vector
+    correction: Vector | None
+    """What the estimator added to ∇Ũ."""
+    whitened_step: Callable[[], Vector]
+    """S⁻¹ (after − before), without the drift correction Γ."""
+    evaluate: Callable[[Vector, PyTree], tuple[Scalar, Vector]]
+    """Ũ and ∇Ũ at a position, on a batch."""
+    correction_on: Callable[[PyTree], Vector | None]
+    """What the estimator adds to ∇Ũ on a batch."""
+
+
 class Kernel(NamedTuple):
     """The transition of one chain, usable without the runner.
 
     `init(position)` returns a state; `step(key, state, batch, step_size)` the next state and its `Info`. `step` is
     `advance` on the noise that `draw` makes of the key: the runner draws noise for many steps at once. `advance` also
     takes whether diagnostics are due; if not, norms and temperature are 0, or NaN if the gradient is not finite.
+    `trace` is `advance` with a `StepTrace`.
     """
 
     init: Callable[[PyTree], State]
     step: Callable[[Key, State, PyTree, Scalar | float], tuple[State, Info]]
-    draw: Callable[[Key], Vector]
+    draw: Callable[[Key], Any]
     advance: Callable[..., tuple[State, Info]]
+    trace: Callable[..., tuple[State, Info, StepTrace]]
 
 
 @pytree_dataclass
@@ -95,7 +144,7 @@ def _diagnose(due: Scalar | None, gradient: Vector, move: Move) -> _Diagnostics:
     """
 
     def compute() -> _Diagnostics:
-        return _Diagnostics(jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise), move.temperature())
+        return _Diagnostics(jnp.linalg.norm(gradient), jnp.linalg.norm(move.noise()), move.temperature())
 
     def skip() -> _Diagnostics:
         zero = jnp.zeros((), gradient.dtype)
@@ -134,81 +183,19 @@ def _check_correction(dynamics: Dynamics, preconditioner: Preconditioner, operat
         )
 
 
-def build_kernel(
-    sampler: Sampler, target: Target | GradientEstimator, position: PyTree, *, flat: bool = False
-) -> Kernel:
-    """The kernel of a sampler on a target, or on a gradient estimator such as `control_variates(target, …)`.
+class _KernelFunctions(NamedTuple):
+    """The functions of a kernel."""
 
-    `position` gives the structure, shapes and dtypes of the parameters; its values are not used. Step sizes follow the
-    convention of `Langevin`: ε multiplies the gradient, and the noise has variance 2ε. With `flat`, the states that
-    `advance` takes and returns hold the position as a flat vector, which saves two copies of all parameters a step.
-    """
-    estimator = as_estimator(target)
-    dynamics, pruning = sampler.dynamics, sampler.pruning
-    layout = layout_of(jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), position))
-    preconditioner, unravel = sampler.resolve(layout), layout.unravel
+    dynamics: Dynamics
+    preconditioner: Preconditioner
+    pruning: Pruning | None
+    estimator: GradientEstimator
+    layout: Layout
+    flat: bool
 
-    def advance(
-        noise: Vector, state: State, batch: PyTree, step_size: Scalar | float, due: Scalar | None = None
-    ) -> tuple[State, Info]:
-        start = state.position if flat else layout.ravel(state.position)
-        mask = state.mask
-        epsilon = jnp.asarray(step_size, start.dtype)
-        step = cast("Scalar", state.step + 1)  # it behaves as an integer array
-        now = with_prior(estimator, state.prior)
-
-        def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
-            value, gradient = jax.value_and_grad(now.target.potential)(unravel(vector), batch)
-            return value, apply_mask(layout.ravel(gradient), mask)
-
-        def gradient_at(vector: Vector) -> Vector:
-            return evaluate(vector)[1]
-
-        origin = dynamics.origin(state.dynamics, start, step)
-        potential, plain = evaluate(origin)
-        correction = now.correction(state.estimator, batch)
-        gradient = plain if correction is None else plain + apply_mask(layout.ravel(correction), mask)
-        degrees = layout.size if pruning is None else pruning.kept(layout, cast("Scalar", state.step))
-        context = StepContext(step, origin, gradient, gradient_at, apply_mask(noise, mask), epsilon, degrees, mask)
-
-        operator = preconditioner.prepare(state.preconditioner, context)
-        moved, move = dynamics.move(state.dynamics, operator, context)
-        arrival = origin + move.displacement
-        gamma = preconditioner.correction(operator)
-        if gamma is not None:
-            arrival = arrival + epsilon * dynamics.temperature * gamma
-        arrival = apply_mask(arrival, mask)
-
-        transition = Transition(step, origin, arrival, plain, move.covector, move.noise, gradient_at)
-        operator, update = preconditioner.update(operator, transition)
-        moved = dynamics.arrive(moved, arrival, step)
-        if pruning is not None:
-            event = _PruningEvent(dynamics, preconditioner, pruning, layout, gradient_at)
-            arrival, mask, moved, operator = when(
-                pruning.due(step), event.prune, (arrival, mask, moved, operator), step
-            )
-        after = unravel(arrival)
-        result = State(
-            step=state.step + 1,
-            position=arrival if flat else after,
-            dynamics=moved,
-            preconditioner=operator,
-            estimator=now.update(state.estimator, after, step),
-            # At the origin, which does not depend on the batch: residuals at the arrival would be too small.
-            prior=estimator.target.next_prior(
-                state.prior, unravel(origin), batch, step, None if state.mask is None else unravel(state.mask)
-            ),
-            mask=mask,
-        )
-        return result, Info(
-            potential=potential,
-            **_diagnose(due, gradient, move)._asdict(),
-            damping=update.damping,
-            rejected=update.rejected,
-        )
-
-    def init(position: PyTree) -> State:
+    def init(self, position: PyTree) -> State:
         position = jax.tree.map(jnp.asarray, position)
+        layout, estimator = self.layout, self.estimator
         if not layout.matches(position):
             raise ValueError(
                 f"position: its leaves are {_shapes(position)}, the kernel is for {_shapes(layout.position)}; build a "
@@ -220,27 +207,130 @@ def build_kernel(
         subsample = now.target.subsample()
 
         def gradient_at(vector: Vector) -> Vector:
-            return layout.ravel(jax.grad(now.target.potential)(unravel(vector), subsample))
+            return layout.ravel(jax.grad(now.target.potential)(layout.unravel(vector), subsample))
 
-        operator = preconditioner.init(start, gradient_at)
-        _check_correction(dynamics, preconditioner, operator)
+        operator = self.preconditioner.init(start, gradient_at)
+        _check_correction(self.dynamics, self.preconditioner, operator)
         return State(
             step=StepCount.of(0),
             position=position,
-            dynamics=dynamics.init(start),
+            dynamics=self.dynamics.init(start),
             preconditioner=operator,
             estimator=now.init(position),
             prior=prior,
-            mask=None if pruning is None else jnp.ones(layout.size, bool),
+            mask=None if self.pruning is None else jnp.ones(layout.size, bool),
         )
 
-    def draw(key: Key) -> Vector:
-        return draw_noise(key, dynamics.noise, layout.size, layout.dtype)
+    def trace(
+        self, noise: Vector, state: State, batch: PyTree, step_size: Scalar | float, due: Scalar | None = None
+    ) -> tuple[State, Info, StepTrace]:
+        dynamics, preconditioner, pruning = self.dynamics, self.preconditioner, self.pruning
+        layout, estimator = self.layout, self.estimator
+        unravel = layout.unravel
+        start = state.position if self.flat else layout.ravel(state.position)
+        mask, tuned = state.mask, state.tuning
+        epsilon = jnp.asarray(step_size, start.dtype)
+        friction, noise_variance, hot_until, known = None, None, None, None
+        if tuned is not None:
+            epsilon = (epsilon * tuned.step_size).astype(start.dtype)
+            friction, noise_variance = tuned.friction.astype(start.dtype), tuned.noise_variance.astype(start.dtype)
+            hot_until, known = tuned.hot_until, tuned.evaluation
+        step = cast("Scalar", state.step + 1)  # it behaves as an integer array
+        now = with_prior(estimator, state.prior)
 
-    def step(key: Key, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
-        return advance(draw(key), state, batch, step_size)
+        def evaluate(vector: Vector, batch: PyTree) -> tuple[Scalar, Vector]:
+            value, gradient = jax.value_and_grad(now.target.potential)(unravel(vector), batch)
+            return value, apply_mask(layout.ravel(gradient), mask)
 
-    return Kernel(init, step, draw, advance)
+        def gradient_at(vector: Vector) -> Vector:
+            return evaluate(vector, batch)[1]
+
+        def correction_on(batch: PyTree) -> Vector | None:
+            found = now.correction(state.estimator, batch)
+            return None if found is None else apply_mask(layout.ravel(found), mask)
+
+        origin = dynamics.origin(state.dynamics, start, step)
+        potential, plain = evaluate(origin, batch) if known is None else known
+        correction = correction_on(batch)
+        gradient = plain if correction is None else plain + correction
+        degrees = layout.size if pruning is None else pruning.kept(layout, cast("Scalar", state.step))
+        noise = apply_mask(noise, mask)
+        context = StepContext(
+            step, origin, gradient, gradient_at, noise, epsilon, degrees, mask, friction, noise_variance
+        )
+
+        used = preconditioner.prepare(state.preconditioner, context)
+        moved, move = dynamics.move(state.dynamics, used, context)
+        arrival = origin + move.displacement
+        gamma = preconditioner.correction(used)
+        if gamma is not None:
+            arrival = arrival + epsilon * dynamics.temperature * gamma
+        arrival = apply_mask(arrival, mask)
+
+        made = StepTrace(
+            used,
+            Evaluation(origin, potential, plain),
+            arrival,
+            correction,
+            lambda: used.factor_transpose(move.covector) + move.noise(),
+            evaluate,
+            correction_on,
+        )
+        transition = Transition(step, origin, arrival, plain, move.covector, move.noise(), gradient_at, hot_until)
+        operator, update = preconditioner.update(used, transition)
+        moved = dynamics.arrive(moved, arrival, step)
+        if pruning is not None:
+            event = _PruningEvent(dynamics, preconditioner, pruning, layout, gradient_at)
+            arrival, mask, moved, operator = when(
+                pruning.due(step), event.prune, (arrival, mask, moved, operator), step
+            )
+        after = unravel(arrival)
+        result = State(
+            step=state.step + 1,
+            position=arrival if self.flat else after,
+            dynamics=moved,
+            preconditioner=operator,
+            estimator=now.update(state.estimator, after, step),
+            # At the origin, which does not depend on the batch: residuals at the arrival would be too small.
+            prior=estimator.target.next_prior(
+                state.prior, unravel(origin), batch, step, None if state.mask is None else unravel(state.mask)
+            ),
+            mask=mask,
+            tuning=tuned,
+        )
+        info = Info(
+            potential=potential,
+            **_diagnose(due, gradient, move)._asdict(),
+            damping=update.damping,
+            rejected=update.rejected,
+        )
+        return result, info, made
+
+    def advance(
+        self, noise: Vector, state: State, batch: PyTree, step_size: Scalar | float, due: Scalar | None = None
+    ) -> tuple[State, Info]:
+        return self.trace(noise, state, batch, step_size, due)[:2]
+
+    def draw(self, key: Key) -> Vector:
+        return draw_noise(key, self.dynamics.noise, self.layout.size, self.layout.dtype)
+
+    def step(self, key: Key, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
+        return self.advance(self.draw(key), state, batch, step_size)
+
+
+def build_kernel(
+    sampler: Sampler, target: Target | GradientEstimator, position: PyTree, *, flat: bool = False
+) -> Kernel:
+    """The kernel of a sampler on a target, or on a gradient estimator such as `control_variates(target, …)`.
+
+    `position` gives the structure, shapes and dtypes of the parameters; its values are not used. Step sizes follow the
+    convention of `Langevin`: ε multiplies the gradient, and the noise has variance 2ε. With `flat`, the states that
+    `advance` takes and returns hold the position as a flat vector, which saves two copies of all parameters a step.
+    """
+    layout = layout_of(jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), position))
+    parts = (sampler.dynamics, sampler.resolve(layout), sampler.pruning, as_estimator(target), layout, flat)
+    functions = _KernelFunctions(*parts)
+    return Kernel(functions.init, functions.step, functions.draw, functions.advance, functions.trace)
 
 
 def _shapes(position: PyTree) -> str:

@@ -33,7 +33,7 @@ ASCII = {
 
 
 @contextmanager
-def errors_in_plain_words() -> Iterator[None]:
+def errors_as_messages() -> Iterator[None]:
     """Print what went wrong in one line and leave with an exit code."""
     try:
         yield

@@ -3,8 +3,10 @@
 Expectations weight every draw by its step size: E[φ] ≈ Σ_k ε_k φ(θ_k) / Σ_k ε_k.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ridgewalk._pytree import leaf_names
 from ridgewalk._types import PyTree, Scalar
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State
 from ridgewalk.priors.base import AdaptivePrior
-from ridgewalk.target import Posterior
+from ridgewalk.target import Posterior, Target, constrained, is_plain, on_device
 
 if TYPE_CHECKING:
     from ridgewalk.diagnostics.check import CheckReport
@@ -26,9 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChainStatus:
-    """Outcome of one chain: `finished`, `diverged` or `interrupted`, the number of steps, and the cause."""
+    """Outcome of one chain: `finished`, `diverged` or `interrupted`, the number of steps, and the cause.
 
-    outcome: Literal["finished", "diverged", "interrupted"]
+    `unfinished`: of a run that still goes on, or was killed, as `open_result` finds it.
+    """
+
+    outcome: Literal["finished", "diverged", "interrupted", "unfinished"]
     steps: int
     cause: str = ""
     hint: str = ""
@@ -40,6 +46,8 @@ class ChainStatus:
 
     def __str__(self) -> str:
         """One line."""
+        if self.outcome == "unfinished":
+            return f"unfinished; draws up to step {self.steps:,} are stored"
         if self.outcome != "diverged":
             return f"{self.outcome} after {self.steps:,} steps"
         return f"diverged after {self.steps:,} steps: {self.cause}; {self.hint}"
@@ -89,11 +97,45 @@ class Result:
     store: Path | None = None
     burn_in: int = 0
     thin: int = 1
+    warmup: int = 0
+    """Steps of warm-up, the first of the burn-in."""
+    kept_steps: np.ndarray | None = None
+    """The step after which each draw was kept, where the step-size schedule says which steps are kept (`cycles`)."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of `sample` that were not its defaults, from `steps` on, and the `sampler` as it was given."""
+
+    @property
+    def tuning_report(self) -> str:
+        """What warm-up found: step size and friction, what they were chosen from, and how many steps were undone."""
+        tuned = self.final_states[0].tuning if self.final_states else None
+        if not self.final_states:
+            raise ValueError(
+                "tuning_report: this result was opened from a store, which has no states; make the run's own call "
+                "again with resume=True"
+            )
+        if tuned is None or tuned.measured is None:
+            raise ValueError("tuning_report: this run had no warm-up; use step_size='auto', or warmup=")
+        found, dynamics = tuned.measured, self.sampler.dynamics
+        friction = f", friction {dynamics.friction:.3g}" if hasattr(dynamics, "friction") else ""
+        undone = np.mean([float(state.tuning.undone) for state in self.final_states]) / self.steps
+        fixed = getattr(self.final_states[0].preconditioner, "fixed", None)
+        lines = [
+            f"warm-up of {self.warmup:,} steps: step size {float(np.median(self.step_sizes)):.3g}{friction}",
+            f"largest curvature in whitened coordinates {float(found.curvature):.3g}, posterior standard deviation "
+            f"{float(found.scale):.3g} (slowest {float(found.slow_scale):.3g}); both are 1 if G is the covariance",
+            "gradients are exact"
+            if float(found.noise) == 0
+            else f"variance of the gradient noise {float(found.noise):.3g}, which each step injects less",
+            f"{undone:.1%} of the steps were rejected (by Metropolis's rule, or because of a large energy error)",
+        ]
+        if fixed is not None and bool(fixed):
+            lines.append("no constant G describes this posterior (its curvature turns with the position): G = I")
+        return "\n".join(lines)
 
     @property
     def chains(self) -> int:
         """Number of chains."""
-        return len(self.final_states)
+        return len(self.status)
 
     @property
     def draws(self) -> int:
@@ -103,6 +145,8 @@ class Result:
     @property
     def draw_steps(self) -> np.ndarray:
         """The step, counted from 1, after which each draw was kept."""
+        if self.kept_steps is not None:
+            return self.kept_steps
         return self.burn_in + self.thin * np.arange(1, self.draws + 1)
 
     @property
@@ -119,12 +163,48 @@ class Result:
     @property
     def alive_states(self) -> list[State]:
         """Final states of the chains that did not diverge."""
+        if not self.final_states:  # opened from a store
+            return []
         return [state for state, alive in zip(self.final_states, self.alive, strict=True) if alive]
+
+    @property
+    def final_positions(self) -> PyTree:
+        """Final positions of the chains that did not diverge, stacked: a start for `start_per_chain=True`."""
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *[state.position for state in self.alive_states])
 
     @property
     def dimension(self) -> int:
         """Number of parameters d."""
-        return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.final_states[0].position))
+        if self.final_states:
+            return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.final_states[0].position))
+        return sum(math.prod(leaf.shape[2:]) for leaf in jax.tree.leaves(self._require_positions()))
+
+    @property
+    def delay(self) -> int:
+        """M, where θ_k depends on θ_{k−M}: above 1 only for HAMCMC, whose chain is M interleaved ones."""
+        return int(getattr(self.sampler.dynamics, "delay", 1))
+
+    @property
+    def shows_positions(self) -> bool:
+        """Whether `posterior` has the leaves of `positions`: the target does not say otherwise, or is not known."""
+        return not self.final_states or is_plain(self.estimator.target)
+
+    @cached_property
+    def posterior(self) -> dict[str, np.ndarray]:
+        """The draws by name, (chain, draw, …), in memory, of the chains that did not diverge.
+
+        Constrained where the target says how (`constrain=`, `from_numpyro`, `from_pymc`), with the deterministic sites
+        of a model; else the leaves of `positions`, also for a result that was opened from a store.
+        """
+        positions = self._require_positions()
+        leaves = jax.tree.map(self.load_leaf, positions)
+        if self.shows_positions:
+            return dict(zip(leaf_names(positions), jax.tree.leaves(leaves), strict=True))
+        target = self.estimator.target
+        shape = (int(self.alive.sum()), self.draws)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), leaves)
+        values = _constrain_draws(on_device(target), flat)
+        return {name: np.asarray(value).reshape(*shape, *value.shape[1:]) for name, value in values.items()}
 
     @property
     def inclusion_probabilities(self) -> PyTree:
@@ -132,7 +212,7 @@ class Result:
 
         Parameters without a spike-and-slab prior have 1.
         """
-        target = self.estimator.target
+        target = self.estimator.target  # of a result opened from a store, this says that there is none
         prior = target.log_prior if isinstance(target, Posterior) else None
         if not isinstance(prior, AdaptivePrior) or self.final_states[0].prior is None:
             raise ValueError(
@@ -154,6 +234,22 @@ class Result:
             raise ValueError("positions: this run kept none; use keep='draws' or store=path")
         return self.positions
 
+    def predict(self, function: Callable[[PyTree, Any], Any], new_data: Any, *, batch: int | None = None) -> Any:
+        """`function(position, new_data)` of every draw, as NumPy arrays with leading axes (chain, draw).
+
+        One draw is evaluated after the other, and draws on disk are read in blocks: beside the values returned, the
+        memory is that of a block of draws and of one evaluation. Chains that diverged are left out.
+
+        Args:
+            function: a function of a position and data, such as a network's outputs, in JAX.
+            new_data: an array or a pytree of arrays, in memory or on disk.
+            batch: rows of `new_data` that are given to the function at a time, if it returns one value per row; None
+                gives it all at once.
+        """
+        from ridgewalk.diagnostics.draw_access import predict  # noqa: PLC0415
+
+        return predict(self, function, new_data, batch)
+
     def summary(self, *, max_parameters: int = 1000) -> "SummaryTable":
         """Table of means, standard deviations, Monte Carlo errors, ESS and R-hat (see `diagnostics.summary`)."""
         from ridgewalk.diagnostics.summary import summary  # noqa: PLC0415  (diagnostics import this module)
@@ -164,7 +260,14 @@ class Result:
         """Findings about the run and what to try; empty for a healthy run."""
         from ridgewalk.diagnostics.check import check  # noqa: PLC0415
 
-        return check(self)
+        report = check(self)
+        self.__dict__["_report"] = report  # for `last_check`; nothing that is compared
+        return report
+
+    @property
+    def last_check(self) -> "CheckReport | None":
+        """The report of the last `check()` of this result; None before the first."""
+        return self.__dict__.get("_report")
 
     def to_arviz(self, *, log_likelihood: bool = False, observed_data: bool = False) -> Any:
         """An `xarray.DataTree` for ArviZ, optionally with the data and the pointwise log likelihood."""
@@ -204,11 +307,23 @@ class Result:
 
         return plots.plot_steps(self)
 
+    def _repr_html_(self) -> str:
+        """The summary and the findings, for notebooks; a second at most."""
+        from ridgewalk.diagnostics.summary import result_html  # noqa: PLC0415
+
+        return result_html(self)
+
     def __repr__(self) -> str:
         """One line."""
         diverged = self.chains - int(self.alive.sum())
         note = f", {diverged} diverged" if diverged else ""
         return f"Result({self.chains} chains x {self.draws} draws of {self.dimension} parameters{note})"
+
+
+@jax.jit
+def _constrain_draws(target: Target, positions: PyTree) -> dict[str, jax.Array]:
+    """The variables of every draw, one draw at a time: they may be computed from all data."""
+    return jax.lax.map(partial(constrained, target), positions)
 
 
 def weighted_mean(weights: np.ndarray, values: Any) -> Any:

@@ -15,20 +15,21 @@ from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, PyTree
 from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
-from ridgewalk.dynamics.langevin import Delayed, Langevin
+from ridgewalk.dynamics.hamiltonian import Friction, Hamiltonian, NoseHoover
+from ridgewalk.dynamics.langevin import DelayedLangevin, Langevin
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import ByDimension, PreconditionerSpec
-from ridgewalk.preconditioners.dense import Dense, DenseScaled
+from ridgewalk.preconditioners.dense import Dense, DenseOrIdentity, DenseScaled
 from ridgewalk.preconditioners.lbfgs import LBFGS
-from ridgewalk.preconditioners.limited import SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
+from ridgewalk.preconditioners.rescaled import rescaled
 from ridgewalk.preconditioners.rmsprop import RMSProp
-from ridgewalk.preconditioners.static import Identity, Metric
+from ridgewalk.preconditioners.snapshot_lbfgs import SnapshotLBFGS
+from ridgewalk.preconditioners.static import Identity, InverseMetric
 from ridgewalk.pruning import Leaves, Pruning, Schedule, Scope
 from ridgewalk.schedules import DEFAULT_ADAPTATION
 
-Form = Literal["auto", "dense", "low_rank", "limited", "as_printed"]
+Form = Literal["auto", "dense", "low_rank", "snapshot_lbfgs", "as_printed"]
 Base = Literal["auto", "running", "scaled_identity"]
 
 
@@ -59,14 +60,16 @@ def psgld(
     return Sampler(Langevin(temperature, noise), diagonal)
 
 
-def sgrld(metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
+def sgrld(
+    inverse_metric: Callable[[PyTree], PyTree], *, temperature: float = 1.0, noise: Noise = "gaussian"
+) -> Sampler:
     """Stochastic gradient Riemannian Langevin dynamics (Patterson and Teh 2013), eq. 3 of the paper.
 
-    `metric(position)` returns G(θ), the inverse of the metric tensor: a (d, d) matrix in the order of
+    `inverse_metric(position)` returns G(θ), the inverse of the metric tensor: a (d, d) matrix in the order of
     `ravel_pytree(position)`, its diagonal (d,), or the diagonal as a pytree like the position. The
     correction Γ_i = Σ_j ∂G_ij/∂θ_j is computed by automatic differentiation, one derivative per parameter.
     """
-    return Sampler(Langevin(temperature, noise), Metric(metric))
+    return Sampler(Langevin(temperature, noise), InverseMetric(inverse_metric))
 
 
 def hamcmc(
@@ -83,7 +86,7 @@ def hamcmc(
     """
     check_whole("memory", memory, 2, "with M = 1 every pair depends on the current point")
     window = LBFGS(memory=memory - 1, damping=damping, first_curvature=first_curvature)
-    return Sampler(Delayed(temperature, noise, delay=memory), window)
+    return Sampler(DelayedLangevin(temperature, noise, delay=memory), window)
 
 
 def hasgld_sa(
@@ -105,15 +108,15 @@ def hasgld_sa(
     Args:
         memory: M, the number of curvature pairs of an update.
         form: "dense" stores G (the default for up to 2,000 parameters); "low_rank" tracks the `rank` leading
-            eigenvectors of the Hessian (the default above); "limited" keeps `snapshots` windows of pairs;
+            eigenvectors of the Hessian (the default above); "snapshot_lbfgs" keeps `snapshots` windows of pairs;
             "as_printed" is Algorithm 2 as printed, which does **not** sample the posterior (see `AsPrinted`).
         base: where the BFGS recursion starts. "running": the current G (dense only, and its default).
-            "scaled_identity": γ⁻¹ I, as in the paper's text; above 2,000 parameters this selects the limited form.
+            "scaled_identity": γ⁻¹ I, as in the paper's text; above 2,000 parameters this selects "snapshot_lbfgs".
         adaptation: ω_k of G_k = (1−ω_k) G_{k−1} + ω_k G̃_k, a `PowerDecay` or any function of k = 1, 2, …
         curvature_every: steps between curvature pairs, or Hessian-vector products.
         damping: r of Powell's damping, in (0, 1); like `memory`, not used by "low_rank".
         rank: number of eigenvectors of the low-rank form.
-        snapshots: number of windows of the limited form.
+        snapshots: number of windows of form "snapshot_lbfgs".
         first_curvature: G₀ = I / first_curvature; by default the largest curvature at the starting point.
         temperature: T = 1/τ; the target is p(θ)^{1/T}.
         noise: "gaussian", or "two_point" for ±1 increments (one random bit each).
@@ -121,7 +124,9 @@ def hasgld_sa(
     check_choice("form", form, get_args(Form))
     check_choice("base", base, get_args(Base))
     if base == "scaled_identity" and form == "low_rank":
-        raise ValueError("base: form='low_rank' has no BFGS recursion to start; leave base out, or use form='limited'")
+        raise ValueError(
+            "base: form='low_rank' has no BFGS recursion to start; leave base out, or use form='snapshot_lbfgs'"
+        )
     if base == "running" and form not in ("auto", "dense"):
         raise ValueError(f"base: 'running' needs a stored G, which form={form!r} does not have; use form='dense'")
     common: dict[str, Any] = {
@@ -131,7 +136,7 @@ def hasgld_sa(
     }
     pairs: dict[str, Any] = {**common, "memory": memory, "damping": damping}
     dense: PreconditionerSpec = DenseScaled(**pairs) if base == "scaled_identity" else Dense(**pairs)
-    limited = SnapshotLBFGS(**pairs, snapshots=snapshots)
+    snapshot_lbfgs = SnapshotLBFGS(**pairs, snapshots=snapshots)
     low_rank = LowRank(rank=rank, **common)
     if base == "running":
         form = "dense"
@@ -140,10 +145,10 @@ def hasgld_sa(
         window = LBFGS(memory, damping, curvature_every, first_curvature=first)
         return Sampler(AsPrinted(adaptation, temperature, noise), window)
     forms: dict[str, PreconditionerSpec] = {
-        "auto": ByDimension(dense, low_rank if base == "auto" else limited),
+        "auto": ByDimension(dense, low_rank if base == "auto" else snapshot_lbfgs),
         "dense": dense,
         "low_rank": low_rank,
-        "limited": limited,
+        "snapshot_lbfgs": snapshot_lbfgs,
     }
     return Sampler(Langevin(temperature, noise), forms[form])
 
@@ -151,14 +156,15 @@ def hasgld_sa(
 def sghmc(
     *,
     preconditioner: PreconditionerSpec | None = None,
-    friction: float = 0.1,
+    friction: Friction = "auto",
     gradient_noise: float = 0.0,
     temperature: float = 1.0,
     noise: Noise = "gaussian",
 ) -> Sampler:
     """Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), with any position-independent preconditioner.
 
-    The step size is their η; `friction` 1 gives SGLD with the same step size.
+    The step size is their η; `friction` 1 gives SGLD with the same step size. "auto" is chosen by the warm-up of
+    `sample`, and is 0.1 in a run without warm-up.
     """
     return Sampler(Hamiltonian(friction, gradient_noise, temperature, noise), preconditioner or Identity())
 
@@ -172,6 +178,19 @@ def sgnht(
 ) -> Sampler:
     """Stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with any position-independent preconditioner."""
     return Sampler(NoseHoover(diffusion, temperature, noise), preconditioner or Identity())
+
+
+def auto(*, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
+    """The sampler for those who do not want to choose: momentum, and a preconditioner that fits the target.
+
+    For `sample(step_size="auto")`, whose warm-up finds step size and friction (1, Langevin dynamics, where gradient
+    noise dominates). Up to 2,000 parameters G is dense; if warm-up finds that no constant G describes the posterior, as
+    for neural networks at temperature 1, it is the identity. Above, G is a limited-memory L-BFGS estimate over the
+    diagonal that warm-up learns, with a curvature pair every ten steps. `result.tuning_report` says what was found.
+    """
+    limited = SnapshotLBFGS(memory=2, curvature_every=10, base_growth=5.0)
+    preconditioner = ByDimension(DenseOrIdentity(), rescaled(limited, "auto"))
+    return Sampler(Hamiltonian("auto", temperature=temperature, noise=noise), preconditioner)
 
 
 PRUNING_EVENTS = 20

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from ridgewalk._control_flow import WORD
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, Scalar
-from ridgewalk._validation import check_between, check_positive
+from ridgewalk._validation import check_between, check_positive, check_whole
 
 
 @pytree_dataclass
@@ -38,13 +39,69 @@ class PowerDecay:
         return self.c1 * (step + self.c2) ** -self.alpha
 
 
-def adaptation_weight(adaptation: Adaptation, step: Scalar, dtype: jnp.dtype) -> Scalar:
-    """ω_k clipped to [0, 0.999], so that averages of positive definite matrices stay positive definite."""
-    return jnp.clip(jnp.asarray(adaptation(step.astype(dtype)), dtype), 0.0, 0.999)
+HOT_WEIGHT = 0.5
+"""ω during the first part of warm-up: an average over the last two updates, which follows a chain that still moves."""
+
+
+def adaptation_weight(
+    adaptation: Adaptation, step: Scalar, dtype: jnp.dtype, hot_until: Scalar | None = None
+) -> Scalar:
+    """ω_k clipped to [0, 0.999], so that averages of positive definite matrices stay positive definite.
+
+    With warm-up, ω is 0.5 up to k = `hot_until`, and the schedule starts there.
+    """
+    k = step.astype(dtype)
+    if hot_until is None:
+        return jnp.clip(jnp.asarray(adaptation(k), dtype), 0.0, 0.999)
+    since = k - hot_until.astype(dtype)
+    weight = jnp.where(since > 0, adaptation(jnp.maximum(since, 1)), HOT_WEIGHT)
+    return jnp.clip(weight.astype(dtype), 0.0, 0.999)
 
 
 DEFAULT_ADAPTATION = PowerDecay()
 """ω_k = 5 (k + 10)^{−0.9}, which the paper uses for the hyper-parameters of its regression."""
+
+
+def cycles(length: int, peak: float, explore: float = 0.8) -> "Cycles":
+    """Cyclical step sizes (Zhang et al. 2020): a cosine from `peak` to almost 0 in every `length` steps.
+
+    The first part of a cycle, the fraction `explore`, has large steps, with which a chain moves to other modes; only
+    the positions of the rest are kept. The noise has the same temperature in all steps.
+
+    Args:
+        length: steps of a cycle.
+        peak: ε of the first step of a cycle.
+        explore: the fraction of each cycle that is not kept, from 0 to below 1.
+    """
+    return Cycles(length, peak, explore)
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """The schedule that `cycles` makes."""
+
+    length: int
+    peak: float
+    explore: float
+
+    def __post_init__(self) -> None:
+        """Check that every cycle has steps that are kept."""
+        check_whole("length", self.length, 2, "give the number of steps of a cycle")
+        check_positive("peak", self.peak, "give the step size at the start of a cycle")
+        check_between("explore", self.explore, 0, 1, "[)", "at 1 no step would be kept; the default is 0.8")
+
+    @property
+    def explored(self) -> int:
+        """The number of first steps of a cycle that are not kept."""
+        return min(round(self.explore * self.length), self.length - 1)
+
+    def __call__(self, step: Any) -> Any:
+        """ε of a step, counted from 0."""
+        return self.peak / 2 * (1 + jnp.cos(jnp.pi * (step % self.length) / self.length))
+
+    def keep(self, step: Any) -> Any:
+        """Whether the position after a step, counted from 0, may be kept."""
+        return step % self.length >= self.explored
 
 
 BLOCK = 2**20
@@ -54,7 +111,8 @@ SAMPLED = 4096
 """Of the steps after the first block, how many a digest of the step sizes looks at."""
 
 
-_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else import_module("jax.experimental").enable_x64
+enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else import_module("jax.experimental").enable_x64
+"""`jax.enable_x64`, which JAX 0.7 has in `jax.experimental`."""
 
 
 class StepSizes:
@@ -98,16 +156,20 @@ class StepSizes:
         """ε of one step."""
         return float(self.between(step, step + 1)[0])
 
-    def every(self, first: int, interval: int, count: int) -> np.ndarray:
-        """ε of `count` steps, `interval` apart."""
+    def of(self, steps: np.ndarray) -> np.ndarray:
+        """ε of some steps, in increasing order."""
         if self._schedule is None:
-            return np.full(count, self._number)
+            return np.full(len(steps), self._number)
         if self.steps <= BLOCK:
-            return self.between(0, self.steps)[first::interval][:count]
-        steps = first + interval * np.arange(count)
+            return self.between(0, self.steps)[steps]
         return np.concatenate(
-            [np.zeros(0), *(_evaluate(self._schedule, steps[i : i + BLOCK]) for i in range(0, count, BLOCK))]
+            [np.zeros(0), *(_evaluate(self._schedule, steps[i : i + BLOCK]) for i in range(0, len(steps), BLOCK))]
         )
+
+    @property
+    def keep(self) -> Callable[[Any], Any] | None:
+        """Which steps may be kept, where the schedule says so: its function `keep` of the step."""
+        return getattr(self._schedule, "keep", None)
 
     def described(self, step: int) -> Any:
         """What must agree in a run that is resumed after `step` steps: a number, or the ε of its steps (all of the
@@ -151,11 +213,23 @@ def _vectorised(schedule: Callable[[Any], Any], steps: np.ndarray) -> np.ndarray
             return np.asarray(jax.vmap(schedule)(jnp.asarray(steps, jnp.result_type(int))), float)
         except OverflowError:  # it compares with a number of steps that 32 bits cannot hold
             pass
-    with _x64(True):
+    with enable_x64(True):
         return np.asarray(jax.vmap(schedule)(jnp.asarray(steps)), float)
 
 
-FAR = 2**30
+def _kept(keep: Callable[[Any], Any], steps: np.ndarray) -> np.ndarray:
+    """Those of some steps that a schedule keeps."""
+    try:
+        chosen = np.asarray(keep(steps))
+    except (TypeError, ValueError):  # a plain Python function, which asks for one number
+        chosen = np.array([keep(step) for step in steps.tolist()])
+    if chosen.shape != steps.shape or chosen.dtype != bool:
+        raise ValueError(
+            f"step_size: its keep(step) gave {chosen.dtype} of shape {chosen.shape} for steps of shape {steps.shape}; "
+            "return True for the steps that may be kept"
+        )
+    return steps[chosen]
+
 
 Every = int | str | timedelta
 """Steps (500), or a time ("30 s", "10 min", "2 h", or a timedelta)."""
@@ -165,13 +239,28 @@ _UNITS = {"s": 1, "sec": 1, "min": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """`steps` steps, of which after `burn_in` the last of every `thin` is a draw."""
+    """`steps` steps, of which after `burn_in` the last of every `thin` is a draw; `thin` counts only the steps that the
+    schedule of the step sizes keeps.
+    """
 
     steps: int
     burn_in: int
     thin: int
     chains: int
     step_sizes: StepSizes
+
+    @cached_property
+    def _chosen(self) -> np.ndarray | None:
+        """The numbers, from 1, of the steps that end a draw, where the schedule says which steps are kept."""
+        keep = self.step_sizes.keep
+        if keep is None:
+            return None
+        parts, count = [np.zeros(0, np.int64)], 0
+        for first in range(self.burn_in, self.steps, BLOCK):
+            kept = _kept(keep, np.arange(first, min(first + BLOCK, self.steps)))
+            parts.append(kept[self.thin - 1 - count % self.thin :: self.thin] + 1)
+            count += len(kept)
+        return np.concatenate(parts)
 
     @property
     def draws(self) -> int:
@@ -180,18 +269,33 @@ class RunSchedule:
 
     def draws_by(self, step: int) -> int:
         """Draws that are complete after `step` steps."""
-        return max(step - self.burn_in, 0) // self.thin
+        if self._chosen is None:
+            return max(step - self.burn_in, 0) // self.thin
+        return int(np.searchsorted(self._chosen, step, side="right"))
 
-    def draw_step_sizes(self, draws: int) -> np.ndarray:
-        """ε of the first draws."""
-        return self.step_sizes.every(self.burn_in + self.thin - 1, self.thin, draws)
+    def draw_steps(self, first: int, stop: int) -> np.ndarray:
+        """The number of steps after which each draw from `first` to `stop`, exclusive, is complete."""
+        if self._chosen is None:
+            return self.burn_in + self.thin * np.arange(first + 1, stop + 1)
+        return self._chosen[first:stop]
 
-    def next_draw(self, step: int) -> tuple[int, int]:
-        """Steps made from `step` on before the one that ends the next draw, and `thin`: at most 2³⁰, so that a device
-        call can count to them.
-        """
-        last = self.burn_in + self.thin * (self.draws_by(step) + 1) - 1
-        return min(last - step, FAR), min(self.thin, FAR)
+    def step_of_draw(self, draw: int) -> int:
+        """The number of steps after which a draw is complete; all steps where the run does not make it."""
+        return int(self.draw_steps(draw, draw + 1)[0]) if draw < self.draws else self.steps
+
+    def draw_step_sizes(self, first: int, stop: int) -> np.ndarray:
+        """ε of the draws from `first` to `stop`, exclusive."""
+        return self.step_sizes.of(self.draw_steps(first, stop) - 1)
+
+    def slots(self, start: int, stop: int) -> np.ndarray:
+        """Draws made between `start` and every step from there to `stop`, inclusive."""
+        first, last = self.draws_by(start), self.draws_by(stop)
+        return np.searchsorted(self.draw_steps(first, last), np.arange(start, stop + 1), side="right")
+
+    def described(self, step: int) -> Any:
+        """What must agree in a run that is resumed after `step` steps: the step sizes, and the steps that were kept."""
+        kept = {} if self._chosen is None else {"kept_steps": self._chosen[: self.draws_by(step)]}
+        return {"step_sizes": self.step_sizes.described(step), **kept}
 
 
 def parse_interval(every: Every, name: str = "checkpoint_every") -> tuple[int | None, float | None]:

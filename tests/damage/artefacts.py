@@ -10,7 +10,7 @@ from ridgewalk.darcy import datasets as data_sets
 from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.grid import Grid
 from ridgewalk.darcy.problems import VaryingPermeability
-from ridgewalk.sampling.zarr_store import open_finished
+from ridgewalk.sampling.reopen import open_finished
 
 TARGET = rw.Density(lambda w: -0.5 * jnp.sum(w["a"] ** 2) - 0.5 * w["b"] ** 2)
 START = {"a": jnp.zeros(3), "b": jnp.zeros(())}

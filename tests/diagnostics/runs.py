@@ -33,7 +33,7 @@ def healthy(name, seed=0):
         "sgld, control variates": (rw.sgld(), {"step_size": 0.1 / STEEPEST, "batch_size": 40, "target": centred()}),
         "hasgld_sa": (rw.hasgld_sa(memory=2), {"step_size": 0.03, "batch_size": 40}),
         "hasgld_sa, control variates": (rw.hasgld_sa(), {"step_size": 0.05, "batch_size": 40, "target": centred()}),
-        "hasgld_sa, limited": (rw.hasgld_sa(form="limited"), {"step_size": 0.03, "batch_size": 100}),
+        "hasgld_sa, limited": (rw.hasgld_sa(form="snapshot_lbfgs"), {"step_size": 0.03, "batch_size": 100}),
         "sghmc": (rw.sghmc(), {"step_size": 0.01, "target": GAUSSIAN.target, "d": 2}),
         "sghmc, minibatch": (rw.sghmc(), {"step_size": 0.01 / STEEPEST, "batch_size": 100}),
         "sgnht, minibatch": (rw.sgnht(), {"step_size": 0.01 / STEEPEST, "batch_size": 100}),

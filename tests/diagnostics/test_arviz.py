@@ -10,11 +10,11 @@ import xarray
 from tests.diagnostics.runs import REGRESSION, healthy, tree_run
 
 import ridgewalk as rw
-from ridgewalk.diagnostics import arviz
+from ridgewalk.diagnostics import arviz, draw_access
 
 
 def test_data_tree(monkeypatch):
-    monkeypatch.setattr(arviz, "DRAW_BLOCK", 700)
+    monkeypatch.setattr(draw_access, "MAX_BLOCK_NUMBERS", 700 * (3 + 150))
     monkeypatch.setattr(arviz, "EXAMPLE_BLOCK", 150)
     result = healthy("sgld, control variates")
     data = result.to_arviz(log_likelihood=True, observed_data=True)
@@ -40,7 +40,7 @@ def test_data_tree(monkeypatch):
 
 def test_log_likelihood_needs_examples():
     with pytest.raises(ValueError, match="a Density has no examples"):
-        rw.log_likelihood(tree_run())
+        rw.pointwise_log_likelihood(tree_run())
 
 
 def test_a_position_that_is_a_tuple_and_its_tuple_of_data_get_names():
@@ -61,3 +61,15 @@ def test_diagnostics_do_not_import_the_arviz_meta_package():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "DataTree"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tree_becomes_the_data_of_arviz_beside_pymc():
+    """With PyMC 5 as docs/diagnosing.md says, with PyMC 6 as it is."""
+    arviz = pytest.importorskip("arviz")
+    result = healthy("sgld, minibatch")
+    data = result.to_arviz()
+    if arviz.__version__.startswith("0."):
+        data = arviz.InferenceData(**{name: group.to_dataset() for name, group in data.children.items()})
+    ours = result.summary()
+    np.testing.assert_allclose(arviz.ess(data)["position"], ours["ess_bulk"], rtol=1e-3)

@@ -95,11 +95,11 @@ def test_batches_and_arrays_on_the_host(tmp_path):
         numbers = result.check().numbers
         assert numbers["gradient noise fraction"] == pytest.approx(0.17, rel=0.4)
         assert "configurational temperature" in numbers
-    assert rw.log_likelihood(disk).shape == (2, 20, 400)
+    assert rw.pointwise_log_likelihood(disk).shape == (2, 20, 400)
     with pytest.raises(ValueError, match="every example once"):
         rw.configurational_temperature(streamed)
     with pytest.raises(ValueError, match="every example once"):
-        rw.log_likelihood(streamed)
+        rw.pointwise_log_likelihood(streamed)
 
 
 @pytest.mark.slow

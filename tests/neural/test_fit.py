@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.compilations import compilations
 from tests.neural.fits import tiny, waves
 
 import ridgewalk as rw
 from ridgewalk.neural import fit
-from ridgewalk.neural.fit import Keeping, Schedule, optimise, stable_step_size
+from ridgewalk.neural.fit import Checkpointing, Schedule, optimise, stable_step_size
 from ridgewalk.sampling.runner import StopFlag
 
 SAMPLERS = {
@@ -20,7 +21,7 @@ SAMPLERS = {
     "dense": rw.hasgld_sa(form="dense"),
     "dense, told": rw.hasgld_sa(form="dense", first_curvature=10.0),
     "low rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
-    "limited": rw.hasgld_sa(form="limited"),
+    "limited": rw.hasgld_sa(form="snapshot_lbfgs"),
     "rescaled": rw.Sampler(rw.Langevin(), rw.rescaled(rw.SnapshotLBFGS(), jnp.array([0.01, 0.1, 1.0]))),
 }
 
@@ -39,22 +40,8 @@ def test_fraction_of_the_stable_step_size(name):
     assert step_size * largest == pytest.approx(0.1 * 2 * 16 / 64, rel=0.02)
 
 
-@pytest.fixture
-def compilations():
-    """The names of the functions that JAX compiles from here on."""
-    names = []
-
-    def listen(event, duration, **about):
-        if event.endswith("backend_compile_duration"):
-            names.append(about.get("fun_name"))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.parametrize("sampler", ["hasgld_sa", "sgld"])
-def test_a_fit_with_another_number_of_rows_compiles_nothing(sampler, compilations):
+def test_a_fit_with_another_number_of_rows_compiles_nothing(sampler):
     def fitted(rows):
         x, y = waves(rows)
         model = tiny(sampler=sampler).fit(x, y)
@@ -62,9 +49,9 @@ def test_a_fit_with_another_number_of_rows_compiles_nothing(sampler, compilation
         return model
 
     fitted(60)
-    compilations.clear()
-    assert [fitted(rows).report_.examples for rows in (61, 90, 300)] == [49, 72, 240]
-    assert compilations == []
+    with compilations() as compiled:
+        assert [fitted(rows).report_.examples for rows in (61, 90, 300)] == [49, 72, 240]
+    assert compiled == []
 
 
 def test_the_optimiser_does_not_depend_on_the_data_weight():
@@ -76,7 +63,7 @@ def test_the_optimiser_does_not_depend_on_the_data_weight():
             lambda w: -0.5 * weight * jnp.sum(w**2), lambda w, batch: -5 * weight * (batch @ w - 3) ** 2, x
         )
         schedule = Schedule(30, 0.01, 5, 1, weight)
-        nowhere = Keeping(None, "5 min", {})
+        nowhere = Checkpointing(None, "5 min", {})
         silent = lambda *_: None  # noqa: E731
         return optimise(jax.random.key(0), target, jnp.array([2.0, -2.0]), schedule, nowhere, silent, StopFlag())
 

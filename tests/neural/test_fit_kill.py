@@ -27,7 +27,7 @@ OPTIONS = [
     "60",
     "--draws",
     "8",
-    "--every",
+    "--checkpoint-every",
     "25",
     "--seed",
     "5",

@@ -20,7 +20,7 @@ import ridgewalk as rw
 from ridgewalk.cli import app
 from ridgewalk.neural import fit as fitting
 from ridgewalk.neural.io import read_examples
-from ridgewalk.plain_errors import errors_in_plain_words
+from ridgewalk.plain_errors import errors_as_messages
 
 TINY = [
     "--chains",
@@ -236,7 +236,7 @@ def test_no_error_reaches_a_user_raw(folder, monkeypatch, error, code, said):
 
 
 def capture_stderr(fails):
-    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(typer.Exit), errors_in_plain_words():
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(typer.Exit), errors_as_messages():
         fails()
     return said.getvalue()
 

@@ -196,7 +196,7 @@ def test_files_that_were_changed_are_refused(fitted, tmp_path):
         ({"steps": 0}, "steps: 0"),
         ({"random_state": "x"}, "random_state: 'x'"),
         ({"random_state": None, "checkpoint": "somewhere"}, "random_state: a fit with a checkpoint"),
-        ({"every": "often"}, "every: 'often'"),
+        ({"checkpoint_every": "often"}, "checkpoint_every: 'often'"),
     ],
 )
 def test_bad_settings(data, settings, match):
@@ -221,7 +221,7 @@ def test_bad_data(data):
 def test_a_fit_that_stops_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     """Stopped in the optimiser phase and in the sampling; other settings are refused."""
     x, y = data
-    settings = {"every": 20, "checkpoint": tmp_path / "fit"}
+    settings = {"checkpoint_every": 20, "checkpoint": tmp_path / "fit"}
     whole = tiny(**settings | {"checkpoint": tmp_path / "whole"}).fit(x, y).predict(x)
 
     class Killed(Exception):

@@ -9,7 +9,7 @@ from tests.targets import linear_regression
 import ridgewalk as rw
 from ridgewalk._control_flow import when
 from ridgewalk._pytree import layout_of
-from ridgewalk.preconditioners.dense import DenseScaled
+from ridgewalk.preconditioners.dense import DenseOrIdentity, DenseScaled
 
 REGRESSION = linear_regression()
 
@@ -18,10 +18,12 @@ FORMS = {
     "fixed": rw.fixed(REGRESSION.covariance),
     "fixed diagonal": rw.fixed(np.diag(REGRESSION.covariance)),
     "rmsprop": rw.RMSProp(),
-    "metric": rw.Metric(lambda x: jnp.eye(3) * (1 + x[0] ** 2)),
-    "metric diagonal": rw.Metric(lambda x: 1 + x**2),
+    "metric": rw.InverseMetric(lambda x: jnp.eye(3) * (1 + x[0] ** 2)),
+    "metric diagonal": rw.InverseMetric(lambda x: 1 + x**2),
     "lbfgs": rw.LBFGS(),
     "dense": rw.Dense(),
+    "dense or identity": DenseOrIdentity(),
+    "diagonal": rw.Diagonal(),
     "dense scaled": DenseScaled(),
     "limited": rw.SnapshotLBFGS(memory=2, snapshots=3),
     "low_rank": rw.LowRank(rank=1, spare=1),

@@ -61,7 +61,7 @@ FORMS = {
     "fixed": rw.fixed(GAUSSIAN.covariance),
     "fixed diagonal": rw.fixed(np.diag(GAUSSIAN.covariance)),
     "rmsprop": rw.RMSProp(),
-    "metric": rw.Metric(lambda p: jnp.asarray(GAUSSIAN.covariance) * (1 + p[1] ** 2)),
+    "metric": rw.InverseMetric(lambda p: jnp.asarray(GAUSSIAN.covariance) * (1 + p[1] ** 2)),
     "dense": rw.Dense(memory=2),
     "dense_scaled": DenseScaled(memory=2),
     "limited": rw.SnapshotLBFGS(memory=2),

@@ -82,7 +82,7 @@ def test_dense_form_with_the_scaled_identity_as_base():
 @pytest.mark.parametrize(("memory", "snapshots"), [(1, 2), (2, 2), (2, 3), (3, 1)])
 def test_limited_form_is_the_mean_of_windows_exchanged_as_they_come_due(memory, snapshots):
     first, steps = 30.0, 60
-    sampler = rw.hasgld_sa(form="limited", memory=memory, snapshots=snapshots, first_curvature=first)
+    sampler = rw.hasgld_sa(form="snapshot_lbfgs", memory=memory, snapshots=snapshots, first_curvature=first)
     positions, _, states = trace(sampler, steps, 0.02)
     pairs, due = pairs_of(positions), 0.0
     kept, exchanges = [np.eye(2) / first] * snapshots, 0
@@ -146,7 +146,7 @@ def test_as_printed_does_not_sample_the_posterior():
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["dense", "limited", "low_rank"])
+@pytest.mark.parametrize("form", ["dense", "snapshot_lbfgs", "low_rank"])
 def test_curvature_every_learns_only_in_those_steps(form):
     options = {"rank": 1} if form == "low_rank" else {"memory": 1}
     sampler = rw.hasgld_sa(form=form, curvature_every=3, **options)

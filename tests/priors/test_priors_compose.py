@@ -43,7 +43,7 @@ SAMPLERS = {
     "hamcmc": rw.hamcmc(),
     "dense": rw.hasgld_sa(),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
-    "limited": rw.hasgld_sa(form="limited", memory=2),
+    "limited": rw.hasgld_sa(form="snapshot_lbfgs", memory=2),
     "as_printed": rw.hasgld_sa(form="as_printed"),
     "sghmc": rw.sghmc(),
     "sgnht": rw.sgnht(preconditioner=rw.Dense()),
@@ -135,7 +135,7 @@ def test_runner_equals_the_kernel_and_looks_at_each_chain_with_its_own_prior(tmp
         np.testing.assert_allclose(mine, theirs, rtol=1e-9)
 
     sigmas = [float(state.prior[0].sigma) for state in result.final_states]
-    table = rw.log_likelihood(result)
+    table = rw.pointwise_log_likelihood(result)
     gradients = map_gradients(result, result.positions, lambda position, gradient: gradient)
     assert table.shape == (2, 15, 40)
     for chain in range(2):

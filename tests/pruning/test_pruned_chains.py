@@ -42,7 +42,7 @@ def samplers(known):
         "hamcmc": (rw.hamcmc(memory=3), 0.01),
         "dense": (rw.hasgld_sa(form="dense", memory=3), 0.04),
         "dense scaled_identity": (rw.hasgld_sa(form="dense", base="scaled_identity", memory=2), 0.02),
-        "limited": (rw.hasgld_sa(form="limited", memory=2), 0.02),
+        "limited": (rw.hasgld_sa(form="snapshot_lbfgs", memory=2), 0.02),
         "low_rank": (rw.Sampler(rw.Langevin(), low_rank), 0.02),
         "sghmc": (rw.sghmc(friction=0.2), 0.012 / steep),
         "sghmc dense": (rw.sghmc(preconditioner=dense, friction=0.2), 0.012),

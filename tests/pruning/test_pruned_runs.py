@@ -69,7 +69,7 @@ def test_zeros_come_with_the_schedule_and_stay():
     [
         ("global", rw.sgld()),
         pytest.param("layer", rw.sgld(), marks=pytest.mark.slow),
-        pytest.param("layer", rw.hasgld_sa(form="limited", memory=2), marks=pytest.mark.slow),
+        pytest.param("layer", rw.hasgld_sa(form="snapshot_lbfgs", memory=2), marks=pytest.mark.slow),
         pytest.param("global", rw.hasgld_sa(rank=3), marks=pytest.mark.slow),
     ],
     ids=["global", "layer", "layer limited", "global dense"],

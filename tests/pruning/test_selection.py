@@ -8,6 +8,7 @@ import pytest
 import ridgewalk as rw
 from ridgewalk._pytree import layout_of, pytree_dataclass
 from ridgewalk.pruning import Pruning, Span, without_smallest
+from ridgewalk.schedules import enable_x64
 
 RNG = np.random.default_rng(0)
 
@@ -40,7 +41,7 @@ def test_ties_go_by_index_in_every_chain():
 
 
 def test_without_64_bits():
-    with jax.enable_x64(False):
+    with enable_x64(False):
         weights = jnp.array([3.0, -1.0, 2.0, 1.0, 0.5])
         assert weights.dtype == jnp.float32
         mask = jax.jit(lambda n: without_smallest(weights, jnp.ones(5, bool), [Span(0, 5)], n))(jnp.asarray(2))
@@ -128,7 +129,7 @@ def test_bad_runs():
         run(rw.pruned(rw.sgld(), stop=10, leaves=["w"]), POSITION)
     with pytest.raises(ValueError, match="leaves: none of position is chosen, as none has two axes"):
         run(rw.pruned(rw.sgld(), stop=10), jnp.zeros(3))
-    with pytest.raises(ValueError, match="pruning goes on until step 30, after the last of 20 steps"):
+    with pytest.raises(ValueError, match="pruning ends at step 30, after the last of 20 steps"):
         run(rw.pruned(rw.sgld(), stop=30), POSITION)
     few = rw.pruned(rw.Sampler(rw.Langevin(), rw.LowRank(rank=20)), 0.9, stop=10, leaves=["a", "b", "c"])
     with pytest.raises(ValueError, match="rank: 20 and 4 spare directions do not fit 13 parameters"):

@@ -22,6 +22,8 @@ SAMPLERS = {
     "dense": rw.hasgld_sa(form="dense"),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=2, spare=1)),
     "spike": rw.sgld(),
+    "warmup": rw.hasgld_sa(),
+    "auto": rw.auto(),
 }
 STEPS, EVERY = 1_500, 100
 
@@ -29,7 +31,12 @@ STEPS, EVERY = 1_500, 100
 def data(folder: Path, kind: str):
     rng = np.random.default_rng(0)
     arrays = {"x": rng.normal(size=(500, 5)), "y": rng.normal(size=500)}
-    if kind == "memory":
+    if kind == "grain":
+        import grain
+
+        rows = [{name: array[i] for name, array in arrays.items()} for i in range(500)]
+        return rw.Batches(grain.MapDataset.source(rows).shuffle(seed=1).repeat().batch(20), 500)
+    if kind in ("memory", "exact"):
         return {name: jnp.asarray(array) for name, array in arrays.items()}
     mapped = {}
     for name, array in arrays.items():
@@ -54,10 +61,20 @@ def run(case: str, folder: Path):
     prior = rw.spike_and_slab() if name == "spike" else log_prior
     target = rw.Posterior(prior, log_likelihood, data(folder, kind))
     store = folder / "draws.zarr" if kind == "memmap" else None
+    if name in ("warmup", "auto"):  # a checkpoint in every phase: 100, 200, 300 and 400 steps, and after it
+        position = {
+            "start_per_chain": True,
+            "position": jnp.array([[5.0, -5.0, 2.0, 0.0, 1.0], [0.1, 3.0, -2.0, 9.0, 0.0]]),
+        }
+        tuned = {"step_size": "auto", "burn_in": 450, **position}
+        if name == "warmup":
+            target = rw.control_variates(target, jnp.zeros(5))
+    else:
+        tuned = {"step_size": 1e-3, "burn_in": 70, "position": jnp.zeros(5)}
     return rw.sample(
-        jax.random.key(3), SAMPLERS[name], target, jnp.zeros(5), steps=STEPS, step_size=1e-3, batch_size=20, chains=2,
-        burn_in=70, thin=3, replacement=kind == "memory", checkpoint=folder / "checkpoint",
-        checkpoint_every=EVERY, resume=True, progress=False, store=store,
+        jax.random.key(3), SAMPLERS[name], target, steps=STEPS, batch_size=None if kind == "exact" else 20, chains=2,
+        thin=3, replacement=kind != "memmap", checkpoint=folder / "checkpoint",
+        checkpoint_every=EVERY, resume=True, progress=False, store=store, **tuned,
     )  # fmt: skip
 
 

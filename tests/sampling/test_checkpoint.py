@@ -30,7 +30,7 @@ SAMPLERS = {
     "sgrld": rw.sgrld(lambda position: jnp.ones(3)),
     "hamcmc": rw.hamcmc(),
     "dense": rw.hasgld_sa(memory=2),
-    "limited": rw.hasgld_sa(form="limited", memory=2),
+    "limited": rw.hasgld_sa(form="snapshot_lbfgs", memory=2),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
     "sghmc": rw.sghmc(),
     "sgnht": rw.sgnht(),

@@ -12,6 +12,7 @@ import pytest
 
 CHILD = Path(__file__).with_name("kill_child.py")
 CASES = [f"{name}-{kind}" for name in ("sgld", "dense", "low_rank", "spike") for kind in ("memory", "memmap")]
+CASES += ["warmup-memory", "warmup-memmap", "auto-exact"]
 
 
 def start(case, folder, kill, cache):
@@ -69,7 +70,11 @@ def test_a_killed_run_ends_like_an_untouched_one(tmp_path):
     check("dense-memmap", 3, tmp_path, seed=1)
 
 
+def test_a_killed_run_with_a_loader_of_grain_ends_like_an_untouched_one(tmp_path):
+    check("sgld-grain", 2, tmp_path, seed=4)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "sgld-grain"])
 def test_twenty_kills(tmp_path, case):
     check(case, 20, tmp_path, seed=2)

@@ -15,12 +15,12 @@ from tests.sampling.problems import REGRESSION, assert_same_run, run
 import ridgewalk as rw
 from ridgewalk._control_flow import WORD, StepCount
 from ridgewalk._random import keys_at
-from ridgewalk.sampling import checkpoint, runner
+from ridgewalk.sampling import chain_group, checkpoint
 from ridgewalk.sampling.batching import BatchIndexer, order_at, rows_of_steps
 from ridgewalk.sampling.checkpoint import config_snapshot
 from ridgewalk.sampling.loop import init_chains
 from ridgewalk.sampling.storage import RunWriter
-from ridgewalk.schedules import BLOCK, StepSizes
+from ridgewalk.schedules import BLOCK, StepSizes, enable_x64
 
 COUNTS = st.integers(0, 2**55) | st.integers(WORD - 5, WORD + 5) | st.integers(0, 50)
 
@@ -56,7 +56,7 @@ PERIODIC = {
     "sgld": rw.sgld(),
     "hamcmc": rw.hamcmc(memory=3),
     "dense": rw.hasgld_sa(form="dense", memory=3, curvature_every=2, adaptation=lambda k: 0.05),
-    "limited": rw.hasgld_sa(form="limited", memory=3, curvature_every=2, adaptation=lambda k: 0.05),
+    "limited": rw.hasgld_sa(form="snapshot_lbfgs", memory=3, curvature_every=2, adaptation=lambda k: 0.05),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1, adaptation=lambda k: 0.05)),
     "sghmc": rw.sghmc(),
 }
@@ -114,7 +114,7 @@ def begin_at(monkeypatch):
         def init(*arguments):
             return init_chains(*arguments)._replace(step=StepCount.of(first))
 
-        monkeypatch.setattr(runner, "init_chains", init)
+        monkeypatch.setattr(chain_group, "init_chains", init)
         monkeypatch.setattr(RunWriter, "start", property(lambda self: self.found.step if self.found else first))
 
     return begin
@@ -145,7 +145,7 @@ def cyclic(k):
 )
 def test_a_run_crosses(begin_at, first, x64):
     begin_at(first)
-    with jax.enable_x64(x64):
+    with enable_x64(x64):
         check_crossing(rw.Posterior(log_prior, log_likelihood, {"x": jnp.asarray(FEATURES), "y": jnp.ones(50)}), first)
 
 
@@ -248,7 +248,7 @@ def test_a_divergence_is_told_at_its_step(begin_at):
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_step_sizes_are_evaluated_as_the_run_goes_on(x64):
-    with jax.enable_x64(x64):
+    with enable_x64(x64):
         check_step_sizes()
 
 
@@ -263,7 +263,9 @@ def check_step_sizes():
     assert python.at(WORD + 2) == 0.01
     decay = StepSizes(optax.polynomial_schedule(1e-2, 1e-3, 1, 2**32), 2**33)
     assert decay.at(WORD) == pytest.approx(0.0055, rel=1e-5)
-    np.testing.assert_allclose(decay.every(2**30, 2**31, 3), [decay.at(2**30 + i * 2**31) for i in range(3)], rtol=1e-6)
+    np.testing.assert_allclose(
+        decay.of(2**30 + 2**31 * np.arange(3)), [decay.at(2**30 + i * 2**31) for i in range(3)], rtol=1e-6
+    )
     assert StepSizes(0.1, 2**60).between(2**59, 2**59 + 2).tolist() == [0.1, 0.1]
 
 

@@ -137,7 +137,7 @@ def test_old_style_keys_work_too():
 MANY_CHAINS = """
 import jax, jax.numpy as jnp, ridgewalk as rw
 target = rw.Density(lambda x: -0.5 * jnp.sum(x**2))
-for form in ("limited", "dense"):
+for form in ("snapshot_lbfgs", "dense"):
     result = rw.sample(jax.random.key(0), rw.hasgld_sa(form=form), target, jnp.zeros(2), steps=200, step_size=0.1,
                        chains=4, progress=False)
 print(result)

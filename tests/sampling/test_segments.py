@@ -74,6 +74,7 @@ def test_no_draws_no_segment(tmp_path):
 def test_full_segments_are_not_merged(tmp_path, monkeypatch):
     whole = run(chains=2)
     bytes_of_a_draw = sum(leaf[:, 0].nbytes for leaf in jax.tree.leaves((whole.positions, whole.info)))
+    bytes_of_a_draw += 2 * 16  # its step and step size, for each chain
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 9 * bytes_of_a_draw)
     run(chains=2, checkpoint=tmp_path, checkpoint_every=20)
     assert [stop for _, stop in listed(checkpoint.files(tmp_path)[-1])] == [9, 18, 27, 36, 45, 54, 60]

@@ -16,8 +16,9 @@ import zarr
 from tests.sampling.problems import assert_same_run, run
 
 import ridgewalk as rw
+from ridgewalk import _zarr
 from ridgewalk._io import DamagedFileError
-from ridgewalk.sampling import checkpoint, zarr_store
+from ridgewalk.sampling import checkpoint, chunked_columns, reopen, zarr_store
 from ridgewalk.sampling.storage import RunWriter
 
 GAUSSIAN = rw.Density(lambda p: -0.5 * sum(jnp.sum(leaf.astype(jnp.float32) ** 2) for leaf in jax.tree.leaves(p)))
@@ -25,11 +26,13 @@ GAUSSIAN = rw.Density(lambda p: -0.5 * sum(jnp.sum(leaf.astype(jnp.float32) ** 2
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 8)
+    monkeypatch.setattr(chunked_columns, "MOST_DRAWS", 8)
 
 
 def chunk_files(store):
-    return sorted(path for path in store.rglob("*") if path.is_file() and "c" in path.relative_to(store).parts)
+    """Those of draws; coordinates are written again when a run is resumed."""
+    files = [path for path in store.rglob("*") if path.is_file() and "c" in path.relative_to(store).parts]
+    return sorted(path for path in files if not {"chain", "draw"} & set(path.relative_to(store).parts))
 
 
 def begun(folder, **options):
@@ -56,6 +59,16 @@ def test_a_flipped_byte_in_any_chunk_is_refused(tmp_path, small_chunks):
             resumed(tmp_path)
         path.write_bytes(content)
     assert_same_run(whole, resumed(tmp_path))
+
+
+def test_damaged_coordinates_are_written_again(tmp_path, small_chunks):
+    whole, store = begun(tmp_path)
+    for name in ("posterior/chain/c/0", "posterior/draw/c/0", "sample_stats/draw/c/3"):
+        (store / name).write_bytes(b"other")
+    assert_same_run(whole, resumed(tmp_path))
+    with xarray.open_datatree(store, engine="zarr") as tree:
+        assert tree["posterior"]["chain"].values.tolist() == [0, 1]
+        np.testing.assert_array_equal(tree["sample_stats"]["draw"], np.arange(60))
 
 
 def replace_chunk(store, other):
@@ -216,8 +229,8 @@ def test_a_store_that_changes_while_the_run_writes_stops_it(tmp_path, small_chun
     store, acted = tmp_path / "draws", []
     write = RunWriter.write
 
-    def interfere(self, first, draws):
-        write(self, first, draws)
+    def interfere(self, first, draws, *step_size):
+        write(self, first, draws, *step_size)
         if first >= 8 and not acted:
             self._thread.finish()
             acted.append(act(store))
@@ -249,16 +262,16 @@ def test_reading_draws_back_checks_them(tmp_path, small_chunks):
 
 def test_a_finished_store_can_be_verified(tmp_path, small_chunks):
     result = run(chains=2, store=tmp_path / "s")
-    arrays = zarr_store.open_finished(tmp_path / "s")
+    arrays = reopen.open_finished(tmp_path / "s")
     np.testing.assert_array_equal(arrays["posterior/position"], result.positions)
     path = tmp_path / "s" / "posterior/position/c/0/2/0"
     shutil.copy(path.parent.parent / "1" / "0", path)
     with pytest.raises(DamagedFileError, match=str(path)):
-        zarr_store.open_finished(tmp_path / "s")
+        reopen.open_finished(tmp_path / "s")
     manifest = tmp_path / "s" / zarr_store.MANIFEST
     manifest.write_bytes(manifest.read_bytes().replace(b"draws", b"drawn"))
     with pytest.raises(DamagedFileError, match=r"checksum of manifest.json does not match"):
-        zarr_store.open_finished(tmp_path / "s")
+        reopen.open_finished(tmp_path / "s")
 
 
 def test_masked_draws_fit_the_checkpoints_before_them(tmp_path, small_chunks):
@@ -295,11 +308,11 @@ def test_masked_draws_fit_the_checkpoints_before_them(tmp_path, small_chunks):
 
 def test_names_on_disk_are_valid_and_distinct():
     names = ["zarr.json", "x" * 300, "y" * 300, "a\0b", "a_b", "A_b", "__init", "a%b", "μ", "", "a b", "a~2", ".x"]
-    found = zarr_store.file_names(names)
+    found = _zarr.array_names(names)
     assert len({name.casefold() for name in found}) == len(names)
     assert all(len(name.encode()) < 200 and "/" not in name and "\0" not in name for name in found)
     assert not any(name.startswith((".", "__")) or name == "zarr.json" for name in found)
-    assert zarr_store.file_names(["layer.0", "bias"]) == ["layer.0", "bias"]
+    assert _zarr.array_names(["layer.0", "bias"]) == ["layer.0", "bias"]
 
 
 def test_every_leaf_name_can_be_stored_and_resumed(tmp_path):
@@ -329,11 +342,11 @@ def test_many_chains_share_chunks(tmp_path):
 
 def test_chunks_are_of_about_one_size():
     for chains, shape, draws in ((1, (3,), 10**6), (10_000, (3,), 3), (4, (10**6,), 2000), (4, (), 50), (7, (5, 0), 9)):
-        spec = zarr_store.ColumnSpec("x", "x", shape, np.dtype(np.float32))
+        spec = chunked_columns.ColumnSpec("x", "x", shape, np.dtype(np.float32))
         chunks = spec.chunks(chains, draws)
         assert chunks[0] <= chains
         assert chunks[1] <= draws
-        assert np.prod(chunks) * 4 <= zarr_store.CHUNK_BYTES
+        assert np.prod(chunks) * 4 <= chunked_columns.CHUNK_BYTES
 
 
 def test_bfloat16_positions_are_stored_and_resumed(tmp_path):

@@ -11,13 +11,13 @@ from tests.sampling.problems import assert_same_run, run
 
 import ridgewalk as rw
 from ridgewalk.diagnostics.mixing import effective_sample_size
-from ridgewalk.sampling import zarr_store
+from ridgewalk.sampling import chunked_columns, zarr_store
 
 OPTIONS = {"chains": 2, "burn_in": 7, "thin": 3}
 
 
 def test_a_store_holds_the_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 4)  # several chunks, the last one partly filled
+    monkeypatch.setattr(chunked_columns, "MOST_DRAWS", 4)  # several chunks, the last one partly filled
     kept, stored = run(**OPTIONS), run(**OPTIONS, store=tmp_path / "draws.zarr")
     assert_same_run(kept, stored)
     with xarray.open_zarr(tmp_path / "draws.zarr", group="posterior", consolidated=False) as posterior:
@@ -39,21 +39,86 @@ def test_a_store_names_the_leaves_of_a_model(tmp_path):
 
 
 def test_a_store_can_be_read_while_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 5)
+    """xarray and `open_result` see the draws so far and no NaN, with coordinates, and without a warning."""
+    monkeypatch.setattr(chunked_columns, "MOST_DRAWS", 5)
+    monkeypatch.setattr(zarr_store, "SHOW_EVERY", 0.0)
+    monkeypatch.setattr(zarr_store, "SHOW_SHARE", np.inf)
     seen = []
     write = zarr_store.ZarrStore.write
 
     def looked_at(store, first, draws):
         write(store, first, draws)
-        with xarray.open_zarr(store.path, group="posterior", consolidated=False) as posterior:
-            seen.append(int(posterior["position"].notnull().all("position_dim_0").sum()))
+        made = first + draws["posterior"].shape[1]
+        with xarray.open_datatree(store.path, engine="zarr") as tree:
+            for group in ("posterior", "sample_stats"):
+                assert dict(tree[group].sizes) | {"position_dim_0": 3} == {
+                    "chain": 2,
+                    "draw": made,
+                    "position_dim_0": 3,
+                }
+                np.testing.assert_array_equal(tree[group]["draw"], np.arange(made))
+                assert tree[group]["chain"].values.tolist() == [0, 1]
+            assert not tree["posterior"]["position"].isnull().any()
+        opened = rw.open_result(store.path)
+        assert (opened.draws, {str(chain) for chain in opened.status}) == (
+            made,
+            {f"unfinished; draws up to step {made:,} are stored"},
+        )
+        np.testing.assert_array_equal(opened.positions[:, first:], draws["posterior"])
+        seen.append(made)
 
     monkeypatch.setattr(zarr_store.ZarrStore, "write", looked_at)
-    run(store=tmp_path / "s")
+    run(chains=2, store=tmp_path / "s")
     assert len(seen) > 2
-    assert seen == sorted(seen)
-    assert 0 < seen[len(seen) // 2] < 60
     assert seen[-1] == 60
+
+
+def test_draws_are_shown_from_time_to_time(tmp_path, monkeypatch):
+    """Partly filled chunks too, but not after every device call."""
+    monkeypatch.setattr(zarr_store, "SHOW_EVERY", 1e9)
+    shown = []
+    show = zarr_store.ZarrStore._show
+    monkeypatch.setattr(zarr_store.ZarrStore, "_show", lambda store: (show(store), shown.append(store.columns[0].stop)))
+    run(store=tmp_path / "s", checkpoint=tmp_path / "c", checkpoint_every=20)
+    assert 0 < shown[0] <= 20  # the draws of the first device call
+    assert shown[1:] == [20, 40, 60, 60]  # three checkpoints, the end
+
+
+def test_a_run_that_ended_early_has_no_nan_at_its_end(tmp_path):
+    def stop(progress):
+        if progress.step >= 20:
+            raise KeyError("enough")
+
+    where = {"store": tmp_path / "s", "checkpoint": tmp_path / "c", "checkpoint_every": 10}
+    with pytest.raises(KeyError):
+        run(**where, callback=stop)
+    with xarray.open_datatree(tmp_path / "s", engine="zarr") as tree:
+        assert tree["posterior"].sizes["draw"] == 20
+        assert not tree["posterior"]["position"].isnull().any()
+    resumed = run(**where, resume=True)
+    assert resumed.positions.shape == (1, 60, 3)
+    with xarray.open_datatree(tmp_path / "s", engine="zarr") as tree:
+        np.testing.assert_array_equal(tree["posterior"]["position"], run().positions)
+        np.testing.assert_array_equal(tree["sample_stats"]["draw"], np.arange(60))
+
+
+def test_arviz_reads_a_store(tmp_path):
+    stored = run(chains=2, steps=200, store=tmp_path / "s")
+    with xarray.open_datatree(tmp_path / "s", engine="zarr") as tree:
+        table = arviz_stats.summary(tree)
+    assert len(table) == 3
+    np.testing.assert_allclose(arviz_stats.summary(stored.to_arviz())["r_hat"], table["r_hat"])
+
+
+def test_leaves_may_have_the_names_of_coordinates(tmp_path):
+    start = {"draw": jnp.zeros(2), "chain": jnp.zeros(())}
+    target = rw.Density(lambda p: -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)))
+    result = run(target=target, start=start, batch_size=None, store=tmp_path / "s")
+    opened = rw.open_result(tmp_path / "s")
+    assert set(opened.positions) == {"draw", "chain"}
+    np.testing.assert_array_equal(opened.positions["draw"], result.positions["draw"])
+    with xarray.open_datatree(tmp_path / "s", engine="zarr") as tree:
+        assert set(tree["posterior"].data_vars) == {"draw~2", "chain~2"}
 
 
 def test_a_store_that_exists_is_refused(tmp_path):
@@ -113,7 +178,6 @@ def test_sequential_chains_agree():
         ({"collect": 3}, "collect: 3 is not a function"),
         ({"store": "x", "keep": "moments"}, "store: with keep='moments' there are no draws"),
         ({"chain_method": "quick"}, "chain_method: 'quick' is unknown; use one of 'vectorized'"),
-        ({"chain_method": "parallel", "chains": 999}, "needs one device per chain: 999 chains, "),
     ],
 )
 def test_bad_keeping(options, message):

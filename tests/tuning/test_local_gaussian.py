@@ -27,7 +27,7 @@ def model_of(curvatures, noise=0.0):
     "dynamics",
     [
         rw.Hamiltonian(0.3),
-        pytest.param(rw.Delayed(2), marks=pytest.mark.slow),
+        pytest.param(rw.DelayedLangevin(2), marks=pytest.mark.slow),
         pytest.param(rw.Langevin(temperature=0.5), marks=pytest.mark.slow),
     ],
 )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests import zoo
 from tests.targets import correlated_gaussian, linear_regression
 from tests.tuning import step_cases
 
@@ -100,7 +101,7 @@ OTHERS = {
     "sghmc": rw.sghmc(),
     "sgnht": rw.sgnht(),
     "hamcmc": rw.hamcmc(),
-    "limited": rw.hasgld_sa(form="limited", memory=2),
+    "limited": rw.hasgld_sa(form="snapshot_lbfgs", memory=2),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=1, spare=1)),
     "sghmc, dense": rw.sghmc(preconditioner=rw.Dense()),
 }
@@ -161,6 +162,37 @@ def test_step_halving_check_lowers_a_step_size_that_is_stable_at_the_start():
     )
     # E x² of exp(−x⁴/4) is 2 Γ(3/4) / Γ(1/4) = 0.676.
     assert np.mean(np.asarray(result.positions) ** 2) == pytest.approx(0.676, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["robust", "varying_slopes"])
+def test_pilots_that_have_not_arrived_are_reported(name):
+    """SGLD creeps from U(−2, 2): the pilots end at potentials hundreds above those of NUTS."""
+    case = zoo.BY_NAME[name]
+    start = jax.tree.map(lambda leaf: leaf[0], case.starts(jax.random.key(7), 4))
+    with pytest.warns(UserWarning, match="position: the pilot runs have not arrived at the posterior: .* potential"):
+        found = find(rw.sgld(), case.target, start, steps=10_000)
+    assert not found.arrived
+    assert found.table == ()
+    assert "bias" not in found.explanation
+    assert "hasgld_sa()" in found.explanation
+    assert found < found.limit
+    assert copy.copy(found).arrived is False
+
+
+def test_pilots_that_arrive_say_so():
+    case = zoo.BY_NAME["robust"]
+    start = jax.tree.map(lambda leaf: leaf[0], case.starts(jax.random.key(7), 4))
+    found = find(rw.hasgld_sa(), case.target, start, steps=10_000)
+    assert found.arrived
+    assert "bias" in found.explanation
+
+
+@pytest.mark.parametrize("friction", [0.05, 0.5])
+def test_the_step_size_is_below_its_own_limit(friction):
+    """In short runs the Monte Carlo error asks for the longest steps; with momentum 2 / λ_max(G H) is not the limit."""
+    found = find(rw.sghmc(friction=friction), steps=100)
+    assert found < found.limit
+    assert found.limit == pytest.approx(2 * (2 - friction) / GAUSSIAN.steepest, rel=0.01)
 
 
 CASES = {

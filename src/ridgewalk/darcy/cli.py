@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ridgewalk._optional import requires_extra
-from ridgewalk.plain_errors import errors_in_plain_words
+from ridgewalk.plain_errors import errors_as_messages
 
 with requires_extra("cli"):
     import typer
@@ -57,7 +57,7 @@ def generate_source(
     """Three-spot sources in a fixed permeability: f1, f2 ~ N(10, 5), no flow through the boundary."""
     from ridgewalk.darcy.problems import VaryingSource  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         if spread < 0:
             raise ValueError(f"spread = {spread}: must be at least 0")
         field = _fixed_permeability(permeability, layer, size, fetch)
@@ -87,7 +87,7 @@ def generate_permeability(
     from ridgewalk.darcy.grid import Grid  # noqa: PLC0415
     from ridgewalk.darcy.problems import VaryingPermeability  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         expansion = karhunen_loeve(Grid(size, size), terms, (length_x, length_y), variance)
         lost = 1 - expansion.energy
         typer.echo(f"{terms} terms capture all but {lost:.2g} of the field's variance")
@@ -118,7 +118,7 @@ def multiscale(
     from ridgewalk.darcy.problems import default_block, three_spot_source  # noqa: PLC0415
     from ridgewalk.darcy.solver import grid_of  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         field = _fixed_permeability(permeability, layer, size)
         grid = grid_of(field.values)
         source = three_spot_source(grid, np.array(10.0), np.array(10.0), default_block(grid))
@@ -140,7 +140,7 @@ def show(
     """Draw permeability, source, pressure and velocity of one sample."""
     from ridgewalk.darcy.plots import show_sample  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         typer.echo(f"wrote {show_sample(file, sample, out, overwrite)}")
 
 

@@ -6,24 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._compilation import jit
 from ridgewalk._pytree import apply_mask, layout_of
 from ridgewalk._types import Mask, PyTree, Scalar, Vector
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draw_access import IndependentBatches, alive_info, weighted_step_size
-from ridgewalk.dynamics.base import Dynamics
+from ridgewalk.dynamics.base import LEAST_NOISE
 from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
 from ridgewalk.gradients import GradientEstimator, estimator_on_device, with_prior
 from ridgewalk.kernel import State, preconditioner_matrix
-from ridgewalk.preconditioners._curvature import largest_eigenvalue, random_direction, whitened_hessian_product
+from ridgewalk.preconditioners._curvature import POWER_STEPS, random_direction, whitened_hessian_product
 from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner
 from ridgewalk.pruning import degrees_of_freedom
 from ridgewalk.result import Result
-from ridgewalk.target import Density, Target, on_device
+from ridgewalk.sampling.tuned_steps import phase_spec
+from ridgewalk.target import Density, Posterior, Target, on_device
 
 MAX_DENSE = 512
 """Up to this many parameters G is formed as a matrix; above, its traces are estimated from random probes."""
 
 PROBES = 64
+TRACE_PROBES = 16
 MAX_CHAINS = 4
 """Chains at whose final states curvature and noise are measured."""
 
@@ -52,8 +55,11 @@ def resolved_preconditioner(result: Result) -> Preconditioner:
     return result.sampler.resolve(form)
 
 
-def curvature_pair_stats(result: Result) -> CurvaturePairStats:
-    """Fractions of damped (θ_d < 1) and rejected pairs among the draws whose step had a curvature pair."""
+def curvature_pair_stats(result: Result, *, chain: int | None = None) -> CurvaturePairStats:
+    """Fractions of damped (θ_d < 1) and rejected pairs among the draws whose step had a curvature pair.
+
+    Of all chains that did not diverge, or of one of those.
+    """
     rule = resolved_preconditioner(result).unwrapped
     due = (
         result.draw_steps % rule.interval == 0
@@ -61,6 +67,8 @@ def curvature_pair_stats(result: Result) -> CurvaturePairStats:
         else np.zeros(result.draws, bool)
     )
     damping, rejected = alive_info(result, "damping")[:, due], alive_info(result, "rejected")[:, due]
+    if chain is not None:
+        damping, rejected = damping[[chain]], rejected[[chain]]
     if damping.size == 0:
         return CurvaturePairStats(0, 0.0, 0.0, 1.0)
     used = damping[rejected == 0]
@@ -100,7 +108,7 @@ def effective_rank(result: Result) -> np.ndarray:
     return np.array(ranks)
 
 
-@jax.jit
+@jit
 def _eigenvalues(target: Target, state: State) -> tuple[Scalar, Scalar]:
     """Largest and mean eigenvalue of Sᵀ H S, which has the eigenvalues of G H."""
     form = layout_of(state.position)
@@ -111,16 +119,30 @@ def _eigenvalues(target: Target, state: State) -> tuple[Scalar, Scalar]:
         return form.ravel(jax.grad(target.potential)(form.unravel(vector), subsample))
 
     product = whitened_hessian_product(state.preconditioner, gradient_at, flat, state.mask)
-    probes = jax.random.rademacher(jax.random.key(0), (PROBES // 4, form.size), form.dtype)
-    traces = jax.lax.map(lambda probe: jnp.vdot(probe, product(probe)), probes)
-    largest = largest_eigenvalue(product, random_direction(flat))
-    return jnp.where(largest > 0, largest, 1), jnp.mean(traces) / degrees_of_freedom(state.mask, form.size)
+
+    def multiply(carry: tuple[Vector, Scalar, Scalar], number: Scalar) -> tuple[Any, None]:
+        """Random probes for the trace, then power iterations: in one loop, so that H is compiled once."""
+        direction, trace, largest = carry
+        probing = number < TRACE_PROBES
+        probe = jax.random.rademacher(jax.random.fold_in(jax.random.key(0), number), (form.size,), form.dtype)
+        vector = jnp.where(probing, probe, direction)
+        image = product(vector)
+        trace = trace + jnp.where(probing, jnp.vdot(vector, image) / TRACE_PROBES, 0)
+        length = jnp.linalg.norm(image)
+        usable = ~probing & jnp.isfinite(length) & (length > 0)
+        direction = jnp.where(usable, image / jnp.where(usable, length, 1), direction)
+        return (direction, trace, jnp.where(usable, jnp.maximum(largest, length), largest)), None
+
+    nothing = jnp.zeros((), form.dtype)
+    products = jnp.arange(TRACE_PROBES + POWER_STEPS)
+    (_, trace, largest), _ = jax.lax.scan(multiply, (random_direction(flat), nothing, nothing), products)
+    return jnp.where(largest > 0, largest, 1), trace / degrees_of_freedom(state.mask, form.size)
 
 
-def preconditioned_curvature(result: Result) -> PreconditionedCurvature:
+def preconditioned_curvature(result: Result, *, max_chains: int = MAX_CHAINS) -> PreconditionedCurvature:
     """Eigenvalues of G H at the final states, on at most 1,024 examples: all 1 for G = H⁻¹."""
     target = on_device(result.estimator.target)
-    pairs = np.array([[float(x) for x in _eigenvalues(target, state)] for state in result.alive_states[:MAX_CHAINS]])
+    pairs = np.array([[float(x) for x in _eigenvalues(target, state)] for state in result.alive_states[:max_chains]])
     return PreconditionedCurvature(*(float(x) for x in np.median(pairs, axis=0)))
 
 
@@ -131,22 +153,31 @@ def stability_bound(result: Result) -> float:
     """
     dynamics = result.sampler.dynamics
     if isinstance(dynamics, Hamiltonian):
-        return 2 * (2 - dynamics.friction)
+        return 2 * (2 - dynamics.friction_without_warmup)
     if isinstance(dynamics, NoseHoover):
         friction = np.mean([float(state.dynamics.friction) for state in result.alive_states])
         return 2 * (2 - float(np.clip(friction, 0, 1)))
     return 2.0
 
 
+def is_metropolis_adjusted(result: Result) -> bool:
+    """Whether the steps of a run were accepted by Metropolis's rule, so that the step size causes no bias."""
+    target = result.estimator.target
+    exact = result.batch_size is None and not (isinstance(target, Posterior) and isinstance(target.data, Batches))
+    return bool(result.warmup) and phase_spec(result.sampler, result.estimator, result.dimension, exact).adjusted
+
+
 def stability_fraction(result: Result, curvature: PreconditionedCurvature) -> float:
-    """ε λ_max(G H) relative to the stability bound."""
+    """ε λ_max(G H) relative to the stability bound; 0 with Metropolis's rule, to which it does not matter."""
+    if is_metropolis_adjusted(result):
+        return 0.0
     return weighted_step_size(result) * curvature.largest / stability_bound(result)
 
 
 def is_finite(state: State) -> bool:
     """Whether every number of a chain's G is finite."""
     leaves = [leaf for leaf in jax.tree.leaves(state.preconditioner) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves)
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in leaves)  # on the host: nothing is compiled
 
 
 def is_isotropic(state: State) -> bool:
@@ -171,7 +202,7 @@ def whitened_gradient(
     return apply_mask(operator.factor_transpose(apply_mask(gradient, mask)), mask)
 
 
-@jax.jit
+@jit
 def _noise_variance(estimator: GradientEstimator, state: State, batches: PyTree) -> Scalar:
     """tr(G V) / d at a state, V the covariance of the gradient estimate over batches."""
     form = layout_of(state.position)
@@ -190,19 +221,26 @@ def _noise_variance(estimator: GradientEstimator, state: State, batches: PyTree)
     return squares / (count - 1) / degrees_of_freedom(state.mask, form.size)
 
 
-def _injected_noise(dynamics: Dynamics) -> tuple[float, float]:
-    """Noise of a step in units of 2 ε G: T, or α T with friction α; and the part that SGHMC expects from gradients."""
+def _injected_noise(result: Result) -> tuple[float, float]:
+    """Noise of a step in units of 2 ε G: T, or α T with friction α; and the part that it expects from gradients."""
+    dynamics, tuned = result.sampler.dynamics, result.alive_states[0].tuning
+    measured = 0.0 if tuned is None else weighted_step_size(result) * float(tuned.noise_variance) / 2
     if isinstance(dynamics, Hamiltonian):
-        return dynamics.friction * dynamics.temperature, dynamics.gradient_noise
-    share = dynamics.diffusion if isinstance(dynamics, NoseHoover) else 1.0
-    return share * dynamics.temperature, 0.0
+        injected = dynamics.friction_without_warmup * dynamics.temperature
+        return injected, max(dynamics.gradient_noise, min(measured, (1 - LEAST_NOISE) * injected))
+    if isinstance(dynamics, NoseHoover):
+        return dynamics.diffusion * dynamics.temperature, 0.0
+    return dynamics.temperature, min(measured, (1 - LEAST_NOISE) * dynamics.temperature)
 
 
-def gradient_noise_fraction(result: Result, *, batches: int = BATCHES, seed: int = 0) -> float:
+def gradient_noise_fraction(
+    result: Result, *, batches: int = BATCHES, max_chains: int = MAX_CHAINS, seed: int = 0
+) -> float:
     """Variance of the minibatch noise relative to the injected noise: ε tr(G V) / (2 T d), with friction α over α.
 
     V is the covariance of the gradient estimate over batches, at the chains' final states with the final G. The
-    `gradient_noise` that SGHMC was given is subtracted, so the result can be negative. Without a thermostat the
+    `gradient_noise` that SGHMC was given, or the noise that warm-up measured, is subtracted, so the result can be
+    negative. Without a thermostat the
     variances of the draws are too large by about this fraction.
     """
     target, dynamics = result.estimator.target, result.sampler.dynamics
@@ -212,7 +250,7 @@ def gradient_noise_fraction(result: Result, *, batches: int = BATCHES, seed: int
         return float("inf")
     estimator = estimator_on_device(result.estimator)
     source = IndependentBatches(target, result.batch_size or 0, seed)
-    states = result.alive_states[:MAX_CHAINS]
+    states = result.alive_states[:max_chains]
     variance = np.mean([float(_noise_variance(estimator, state, source.take(batches))) for state in states])
-    injected, expected = _injected_noise(dynamics)
+    injected, expected = _injected_noise(result)
     return float((weighted_step_size(result) * variance / 2 - expected) / injected)

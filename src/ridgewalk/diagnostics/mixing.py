@@ -16,7 +16,6 @@ from scipy.special import ndtri
 
 from ridgewalk._pytree import leaf_names
 from ridgewalk.diagnostics.draw_access import MIN_DRAWS, pruning_masks
-from ridgewalk.dynamics.langevin import Delayed
 from ridgewalk.result import Result
 
 TAIL = (0.05, 0.95)
@@ -146,10 +145,10 @@ def interleaved_chains(result: Result, every: int = 1) -> int:
     In HAMCMC θ_k depends on θ_{k−M}, so one chain consists of M interleaved chains. With t steps between draws,
     M / gcd(M, t) of them are interleaved in the draws.
     """
-    dynamics, steps = result.sampler.dynamics, result.draw_steps[::every]
-    if not isinstance(dynamics, Delayed) or len(steps) < 2:
+    steps = result.draw_steps[::every]
+    if result.delay == 1 or len(steps) < 2:
         return 1
-    return dynamics.delay // math.gcd(dynamics.delay, int(steps[1] - steps[0]))
+    return result.delay // math.gcd(result.delay, int(steps[1] - steps[0]))
 
 
 def deinterleave(values: np.ndarray, count: int) -> np.ndarray:

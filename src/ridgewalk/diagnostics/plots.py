@@ -27,7 +27,11 @@ def _subplots(rows: int, columns: int, size: tuple[float, float], **options: Any
 def _chosen(result: Result, parameters: Sequence[str] | None, limit: int) -> dict[str, np.ndarray]:
     """Label → draws (chain, draw) of the requested parameters, or of some parameters of every leaf."""
     check_whole("max_parameters", limit)
-    parts = select_coordinates(result, limit) if parameters is None else named_coordinates(result, parameters)
+    parts = (
+        select_coordinates(result, limit, constrained=True)
+        if parameters is None
+        else named_coordinates(result, parameters)
+    )
     labelled = ((label, part, i) for part in parts for i, label in enumerate(part.labels))
     return {label: part.values[:, :, i] for label, part, i in islice(labelled, limit)}
 

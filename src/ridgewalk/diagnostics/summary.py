@@ -1,15 +1,22 @@
-"""Summary table of the posterior: mean, standard deviation, Monte Carlo errors, ESS and R-hat."""
+"""Summary table of the posterior: mean, standard deviation, Monte Carlo errors, ESS and R-hat; as text and as HTML."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from ridgewalk._optional import requires_extra
-from ridgewalk._pytree import leaf_names
 from ridgewalk._validation import check_whole
-from ridgewalk.diagnostics.draw_access import Coordinates, coordinate_labels, pruning_masks, select_coordinates
+from ridgewalk.diagnostics.draw_access import (
+    MIN_DRAWS,
+    Coordinates,
+    coordinate_labels,
+    leaf_draws,
+    pruning_masks,
+    select_coordinates,
+)
 from ridgewalk.diagnostics.mixing import deinterleave_draws, ess, leaf_moments, r_hat, standard_error
 from ridgewalk.result import Result, weighted_mean
 
@@ -19,6 +26,17 @@ if TYPE_CHECKING:
 COLUMNS = ("mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat")
 ACCURACY = COLUMNS[2:]
 MAX_ROWS_SHOWN = 60
+HTML_ROWS = 20
+
+PLAIN = "color: inherit; background: transparent"
+FAINT = "opacity: 0.7"
+CELL = "padding: 0.1em 0.8em; text-align: right; color: inherit; background: transparent"
+LABEL = "padding: 0.1em 0.8em; text-align: left; color: inherit; background: transparent"
+
+QUICK_NUMBERS = 2**21
+"""A notebook's cell shows a summary of runs with up to so many numbers, which takes about a second."""
+
+QUICK_PARAMETERS = 50
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -78,15 +96,68 @@ class SummaryTable:
     def __repr__(self) -> str:
         """Plain text with all columns, and at most 60 rows."""
         half = MAX_ROWS_SHOWN // 2
-        every = range(len(self))
-        shown = every if len(self) <= MAX_ROWS_SHOWN else [*every[:half], *every[-half:]]
-        lines = [["", *self.data]]
-        lines += [[self.index[i], *(_number(name, values[i]) for name, values in self.data.items())] for i in shown]
+        lines = [["", *self.data], *(self._cells(i) for i in self._shown(half))]
         widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
         text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
-        if len(shown) < len(self):
-            text.insert(1 + half, f"({len(self) - len(shown)} rows not shown)")
+        if len(lines) - 1 < len(self):
+            text.insert(1 + half, f"({len(self) - len(lines) + 1} rows not shown)")
         return "\n".join([*text, *([f"note: {self.note}"] if self.note else [])])
+
+    def _shown(self, half: int) -> list[int]:
+        """The rows that are shown: all, or the first and the last of many."""
+        every = range(len(self))
+        return [*every] if len(self) <= 2 * half else [*every[:half], *every[-half:]]
+
+    def _cells(self, row: int) -> list[str]:
+        return [self.index[row], *(_number(name, values[row]) for name, values in self.data.items())]
+
+    def _repr_html_(self) -> str:
+        """The table for notebooks, at most 20 rows; colours are those of the page."""
+        shown = self._shown(HTML_ROWS // 2)
+        lines = [_html_row("th", ["", *self.data]), *(_html_row("td", self._cells(i)) for i in shown)]
+        if len(shown) < len(self):
+            lines.insert(1 + HTML_ROWS // 2, _html_row("td", [f"({len(self) - len(shown)} rows not shown)"]))
+        note = f'<div style="{FAINT}">{escape(self.note)}</div>' if self.note else ""
+        return f'<table style="{PLAIN}; border-collapse: collapse">{"".join(lines)}</table>{note}'
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    first, *rest = cells
+    right = "".join(f'<{tag} style="{CELL}">{escape(cell)}</{tag}>' for cell in rest)
+    return f'<tr style="{PLAIN}"><{tag} style="{LABEL}">{escape(first)}</{tag}>{right}</tr>'
+
+
+def result_html(result: Result) -> str:
+    """A run for notebooks: what it is, how its chains ended, the summary, and the findings.
+
+    The findings are those of `check()` if it was called before, else those that the draws alone show.
+    """
+    head = f"<div><b>{escape(repr(result))}</b></div>"
+    ends = dict.fromkeys(f"{status.outcome} after {status.steps:,} steps" for status in result.status)
+    parts = [head, f'<div style="{FAINT}">{escape("; ".join(ends))}</div>']
+    if result.positions is not None and result.draws < MIN_DRAWS:
+        parts.append(f"<div>{result.draws} draws of each chain are too few for a summary</div>")
+    elif result.positions is not None and result.chains * result.draws * result.dimension > QUICK_NUMBERS:
+        parts.append("<div>many draws: call <code>result.summary()</code> and <code>result.check()</code></div>")
+    elif result.positions is not None or result.moments is not None:
+        parts += [summary(result, max_parameters=QUICK_PARAMETERS)._repr_html_(), *_findings_html(result)]
+    return f'<div style="{PLAIN}">{"".join(parts)}</div>'
+
+
+def _findings_html(result: Result) -> list[str]:
+    from ridgewalk.diagnostics.check import check_draws  # noqa: PLC0415  (it need not be loaded for a table)
+
+    whole = result.last_check
+    report = check_draws(result) if whole is None else whole
+    what = "check()" if whole is not None else "outcome and mixing; <code>result.check()</code> also checks step size, "
+    what += "" if whole is not None else "preconditioner and temperature"
+    lines = [
+        f'<div style="border-left: 3px solid currentColor; padding-left: 0.6em; margin: 0.4em 0">'
+        f"<b>{escape(finding.name)}</b>: {escape(finding.message)}<br>"
+        f'<span style="{FAINT}">try: {escape(finding.advice)}</span></div>'
+        for finding in report.findings
+    ]
+    return [*(lines or ["<div>no problems found</div>"]), f'<div style="{FAINT}">checked: {what}</div>']
 
 
 def _number(column: str, value: float) -> str:
@@ -96,7 +167,7 @@ def _number(column: str, value: float) -> str:
 
 
 def summary(result: Result, *, max_parameters: int = 1000, seed: int = 0) -> SummaryTable:
-    """Mean, standard deviation, their Monte Carlo errors, ESS and R-hat of every parameter.
+    """Mean, standard deviation, their Monte Carlo errors, ESS and R-hat of every parameter, as in `result.posterior`.
 
     Mean and sd weight draws by their step size. `ess_bulk`, `ess_tail` and `r_hat` are the rank-normalised ones, of the
     unweighted draws; mcse_mean = sd / √ESS. For ESS, the M interleaved chains of HAMCMC are separated. Chains that
@@ -108,10 +179,11 @@ def summary(result: Result, *, max_parameters: int = 1000, seed: int = 0) -> Sum
     chains); errors, ESS and R-hat are of the chains that kept it.
     """
     check_whole("max_parameters", max_parameters)
-    by_leaf = result.dimension > max_parameters
     if result.positions is None:
-        return _summary_of_moments(result, by_leaf)
-    parts, masks = select_coordinates(result, max_parameters, seed), pruning_masks(result)
+        return _summary_of_moments(result, result.dimension > max_parameters)
+    parts = select_coordinates(result, max_parameters, seed, constrained=True)
+    by_leaf = sum(int(np.prod(part.shape)) for part in parts) > max_parameters
+    masks = pruning_masks(result) if result.shows_positions else None
     if by_leaf:
         note = (
             "one row per leaf: mean and sd over all its parameters; mcse, ess and r_hat are the worst of `sampled` of "
@@ -163,8 +235,8 @@ def _row(result: Result, values: np.ndarray, kept: np.ndarray) -> list[float]:
 
 def _leaf_row(result: Result, part: Coordinates, masks: dict[str, np.ndarray] | None) -> dict[str, float]:
     """The row of a leaf: means and sds of all its parameters, the worst accuracy of the sampled ones."""
-    leaves = dict(zip(leaf_names(result.positions), jax.tree.leaves(result.positions), strict=True))
-    mean, variance = _mean_and_variance(result, result.load_leaf(leaves[part.name]).astype(float))
+    draws = leaf_draws(result, constrained=True)[part.name]
+    mean, variance = _mean_and_variance(result, draws.load().astype(float))
     rows = np.array(_rows(result, part, masks))
     worst = {name: _worst(rows[:, COLUMNS.index(name)], smallest=name.startswith("ess")) for name in ACCURACY}
     size, sampled = int(np.prod(part.shape)), len(part.indices)

@@ -34,7 +34,7 @@ class AsPrinted(Dynamics):
     not of operators applied to the present ones: the noise persists for about 1/ω steps, ever longer as ω falls, and
     long chains drift away. (2) An average of factors is not a factor of the average. (3) Scaling both to unit length
     discards the size of the gradient, so the variance of the samples is unrelated to the posterior's.
-    Use it to compare with the paper's tables, and `form="dense"`, `"low_rank"` or `"limited"` to sample.
+    Use it to compare with the paper's tables, and `form="dense"`, `"low_rank"` or `"snapshot_lbfgs"` to sample.
     """
 
     adaptation: Adaptation = PowerDecay()
@@ -63,7 +63,7 @@ class AsPrinted(Dynamics):
         def temperature_per_parameter() -> Scalar:
             return jnp.asarray(self.temperature / context.degrees_of_freedom, z.dtype)
 
-        return Averages(drift, diffusion), Move(displacement, zero, zero, temperature_per_parameter)
+        return Averages(drift, diffusion), Move(displacement, zero, lambda: zero, temperature_per_parameter)
 
     def prune(self, state: Averages, mask: Vector) -> Averages:
         """The averages of the kept parameters."""

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
+import jax.numpy as jnp
+
 from ridgewalk._random import Noise
 from ridgewalk._types import Scalar, Vector
 from ridgewalk._validation import check_between, check_choice
@@ -15,10 +17,19 @@ class Move(NamedTuple):
 
     displacement: Vector
     covector: Vector
-    noise: Vector
+    noise: Callable[[], Vector]
     temperature: Callable[[], Scalar]
-    """The temperature estimate of this step: about T, more where gradient noise adds to it. A function, because it is
-    not needed in every step."""
+    """The temperature estimate of this step: about T, more where gradient noise adds to it. Noise and temperature are
+    functions, because they are not needed in every step."""
+
+
+LEAST_NOISE = 0.25
+"""The least part of its noise that a step injects itself, however large the gradient's noise."""
+
+
+def remaining_noise(total: Scalar, of_gradient: Scalar) -> Scalar:
+    """The variance to inject where the noise of the gradient already contributes to that of the step."""
+    return jnp.maximum(total - of_gradient, LEAST_NOISE * total)
 
 
 class Dynamics(ABC):
@@ -53,6 +64,10 @@ class Dynamics(ABC):
 
     def arrive(self, state: Any, position: Vector, step: Scalar) -> Any:
         """The state after the step has ended at `position`: by default unchanged."""
+        return state
+
+    def reverse(self, state: Any) -> Any:
+        """The state after a step that was undone: by default unchanged, with momentum its direction is reversed."""
         return state
 
     def prune(self, state: Any, mask: Vector) -> Any:

@@ -9,7 +9,7 @@ from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._random import Noise
 from ridgewalk._types import Scalar, Vector
 from ridgewalk._validation import check_whole
-from ridgewalk.dynamics.base import Dynamics, Move
+from ridgewalk.dynamics.base import Dynamics, Move, remaining_noise
 from ridgewalk.preconditioners.base import Operator, StepContext
 
 
@@ -18,7 +18,8 @@ class Langevin(Dynamics):
     """θ' = θ − ε (G g − T Γ) + √(2 ε T) S z (eq. 3, with T = 1/τ).
 
     The step size ε multiplies the whole gradient and the noise has variance 2ε, as in the paper and in
-    BlackJAX; libraries that write ε/2 and ε need twice our ε.
+    BlackJAX; libraries that write ε/2 and ε need twice our ε. After a warm-up that measured the variance V of the
+    gradient's noise in whitened coordinates, the injected noise has variance 2 ε T − ε² V (Vollmer et al. 2016).
     """
 
     temperature: float = 1.0
@@ -36,13 +37,16 @@ class Langevin(Dynamics):
     def move(self, state: Any, operator: Operator, context: StepContext) -> tuple[Any, Move]:
         """One Euler step."""
         covector = -context.step_size * context.gradient
-        scaled = jnp.sqrt(2 * context.step_size * self.temperature) * context.noise
+        variance = 2 * context.step_size * self.temperature
+        if context.noise_variance is not None:
+            variance = remaining_noise(variance, context.step_size**2 * context.noise_variance)
+        scaled = jnp.sqrt(variance) * context.noise
         displacement = operator.drift_plus_noise(covector, scaled)
 
         def temperature() -> Scalar:
             return (scaled @ scaled + covector @ displacement) / (2 * context.step_size * context.degrees_of_freedom)
 
-        return state, Move(displacement, covector, scaled, temperature)
+        return state, Move(displacement, covector, lambda: scaled, temperature)
 
     def prune(self, state: Any, mask: Vector) -> Any:
         """No state to prune."""
@@ -50,7 +54,7 @@ class Langevin(Dynamics):
 
 
 @pytree_dataclass
-class Delayed(Langevin):
+class DelayedLangevin(Langevin):
     """θ_k = θ_{k−M} − ε G g(θ_{k−M}) + √(2 ε T) S z: Langevin steps of M interleaved positions, M = `delay`.
 
     With a window of M − 1 pairs `(θ_j − θ_{j−M})`, j = k−M+1 … k−1, G depends on θ_{k−2M+1} … θ_{k−1} except

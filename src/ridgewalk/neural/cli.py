@@ -14,7 +14,7 @@ from ridgewalk.neural import (
     RecalibrationName,
     SamplerName,
 )
-from ridgewalk.plain_errors import errors_in_plain_words
+from ridgewalk.plain_errors import errors_as_messages
 
 with requires_extra("cli"):
     import typer
@@ -62,7 +62,7 @@ def fit(
         OutputScaling, typer.Option(help="Standardise each output by its own standard deviation, or all together.")
     ] = "each",
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same model.")] = 0,
-    every: Annotated[str, typer.Option(help="Steps (500) or time ('2 min') between checkpoints.")] = "2 min",
+    checkpoint_every: Annotated[str, typer.Option(help="Steps (500) or time ('2 min') between checkpoints.")] = "2 min",
     overwrite: Overwrite = False,
 ) -> None:
     """Fit a Bayesian neural network. If interrupted or killed, rerun the same command to resume."""
@@ -70,11 +70,11 @@ def fit(
     from ridgewalk._io import others_files, refuse_existing, remove_own, working_folder  # noqa: PLC0415
     from ridgewalk.neural.io import read_examples  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         use_persistent_cache()
         refuse_existing(out, overwrite)
         x, y = read_examples(data, [inputs, targets])
-        _refuse_hopeless(len(x), batch_size, optimiser_steps)
+        _check_fit_size(len(x), batch_size, optimiser_steps)
         from ridgewalk.neural.io import refuse_to_replace  # noqa: PLC0415
         from ridgewalk.neural.regressor import SurrogateRegressor  # noqa: PLC0415  (JAX loads only when needed)
 
@@ -99,7 +99,7 @@ def fit(
             output_scaling=output_scaling,
             random_state=seed,
             checkpoint=growing,
-            every=int(every) if every.isdigit() else every,
+            checkpoint_every=int(checkpoint_every) if checkpoint_every.isdigit() else checkpoint_every,
             progress=True,
         )
         try:
@@ -120,7 +120,7 @@ def fit(
         typer.echo(f"wrote {out}")
 
 
-def _refuse_hopeless(examples: int, batch_size: int, optimiser_steps: int) -> None:
+def _check_fit_size(examples: int, batch_size: int, optimiser_steps: int) -> None:
     """Raise for settings that the library takes but from which no useful model comes."""
     if batch_size > max(examples, DEFAULT_BATCH_SIZE):
         raise ValueError(f"batch_size = {batch_size}: the data have {examples} examples; use at most that many")
@@ -145,7 +145,7 @@ def predict(
     from ridgewalk._io import refuse_existing, write_atomically  # noqa: PLC0415
     from ridgewalk.neural.io import read_examples  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         use_persistent_cache()
         if out.suffix != ".npz":
             raise ValueError(f"out = {out}: predictions are written as .npz; use that extension")
@@ -178,7 +178,7 @@ def evaluate(
     from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415
     from ridgewalk.neural.io import read_examples  # noqa: PLC0415
 
-    with errors_in_plain_words():
+    with errors_as_messages():
         use_persistent_cache()
         x, y = read_examples(data, [inputs, targets])
         from ridgewalk.neural.calibration import assessment  # noqa: PLC0415

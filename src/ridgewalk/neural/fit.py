@@ -38,8 +38,8 @@ from ridgewalk.neural.posterior import Data, NetworkPosterior, PosteriorSpec, bu
 from ridgewalk.neural.report import Phase
 from ridgewalk.preconditioners.dense import Dense, DenseScaled
 from ridgewalk.preconditioners.lbfgs import LBFGS
-from ridgewalk.preconditioners.limited import SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
+from ridgewalk.preconditioners.snapshot_lbfgs import SnapshotLBFGS
 from ridgewalk.result import Result
 from ridgewalk.sampling import checkpoint
 from ridgewalk.sampling.checkpoint import Checkpoint, config_snapshot, differences
@@ -98,11 +98,11 @@ class OptimiserState(NamedTuple):
     """Ũ / (N m w) of every step made so far, zero for the others."""
 
 
-class Keeping(NamedTuple):
+class Checkpointing(NamedTuple):
     """Where checkpoints of a start go (None: nowhere), how often, and with which settings."""
 
     folder: Path | None
-    every: Every
+    checkpoint_every: Every
     settings: dict[str, object]
 
 
@@ -147,23 +147,23 @@ def optimise(
     target: Posterior,
     position: PyTree,
     schedule: Schedule,
-    keeping: Keeping,
+    checkpointing: Checkpointing,
     report: Report,
     request: StopFlag,
 ) -> Optimised:
     """All steps, or those until a signal arrives; resumed from the newest checkpoint where there is one."""
     fixed = schedule.without_units
     units = np.float32((schedule.examples or target.size) * schedule.outputs * schedule.data_weight)
-    at, done = _resumed(begin_steps(position, schedule=fixed), keeping)
-    between = parse_interval(keeping.every, "every")
-    pace, saved_at, saved = ChunkSizer(), time.monotonic(), done
+    at, done = _resumed(begin_steps(position, schedule=fixed), checkpointing)
+    between = parse_interval(checkpointing.checkpoint_every, "checkpoint_every")
+    sizer, saved_at, saved = ChunkSizer(), time.monotonic(), done
     while done < schedule.steps and not request.signal:
-        stop = min(done + pace.length, schedule.steps)
+        stop = min(done + sizer.length, schedule.steps)
         if between[0] is not None:
             stop = min(stop, (done // between[0] + 1) * between[0])
         at = advance_steps(target, key, at, np.int32(done), np.int32(stop), units, schedule=fixed)
         newest = np.asarray(at.losses)[stop - 1 : stop]
-        pace.record(stop - done)
+        sizer.record(stop - done)
         done = stop
         report(done, newest, np.isfinite(newest))
         if not np.isfinite(newest).all():
@@ -173,37 +173,37 @@ def optimise(
             )
         seconds = between[1]
         if done % between[0] == 0 if between[0] is not None else time.monotonic() - saved_at >= (seconds or 0):
-            _save(at, done, keeping)
+            _save(at, done, checkpointing)
             saved_at, saved = time.monotonic(), done
     if done > saved:
-        _save(at, done, keeping)
+        _save(at, done, checkpointing)
     return Optimised(at.position, np.asarray(at.losses, float)[:done], done == schedule.steps)
 
 
-def _save(at: OptimiserState, done: int, keeping: Keeping) -> None:
-    if keeping.folder is None:
+def _save(at: OptimiserState, done: int, checkpointing: Checkpointing) -> None:
+    if checkpointing.folder is None:
         return
     arrays = [np.array(leaf) for leaf in jax.tree.leaves(at)]
-    checkpoint.write(keeping.folder, Checkpoint(done, arrays, config_snapshot(keeping.settings)))
+    checkpoint.write(checkpointing.folder, Checkpoint(done, arrays, config_snapshot(checkpointing.settings)))
 
 
-def _resumed(fresh: OptimiserState, keeping: Keeping) -> tuple[OptimiserState, int]:
-    if keeping.folder is None:
+def _resumed(fresh: OptimiserState, checkpointing: Checkpointing) -> tuple[OptimiserState, int]:
+    if checkpointing.folder is None:
         return fresh, 0
-    keeping.folder.mkdir(parents=True, exist_ok=True)
-    found = checkpoint.latest(keeping.folder)
+    checkpointing.folder.mkdir(parents=True, exist_ok=True)
+    found = checkpoint.latest(checkpointing.folder)
     if found is None:
         return fresh, 0
-    changed = differences(found.settings, config_snapshot(keeping.settings))
+    changed = differences(found.settings, config_snapshot(checkpointing.settings))
     if changed:
         listed = "\n  ".join(changed)
         raise ValueError(
-            f"checkpoint: {keeping.folder} was begun with other settings:\n  {listed}\n"
+            f"checkpoint: {checkpointing.folder} was begun with other settings:\n  {listed}\n"
             "use the same settings, or another folder"
         )
     leaves, structure = jax.tree.flatten(fresh)
     if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in found.arrays]:
-        raise ValueError(f"checkpoint: arrays in {keeping.folder} do not fit this network; use another folder")
+        raise ValueError(f"checkpoint: arrays in {checkpointing.folder} do not fit this network; use another folder")
     return jax.tree.unflatten(structure, [jnp.asarray(x) for x in found.arrays]), found.step
 
 
@@ -220,7 +220,7 @@ class FitSettings(NamedTuple):
     step_size: float | str
     seed: int
     checkpoint: Path | None
-    every: Every
+    checkpoint_every: Every
     progress: bool
 
 
@@ -316,9 +316,9 @@ def _optimised(
             continue
         folder = None if settings.checkpoint is None else settings.checkpoint / f"optimiser-{chain}"
         about = {"spec": spec, "schedule": schedule, "key": keys[chain], "data": target.data, "chain": chain}
-        keeping = Keeping(folder, settings.every, about)
+        checkpointing = Checkpointing(folder, settings.checkpoint_every, about)
         with stop_on_signal() as request, progress_bar(schedule.steps, 0, settings.progress) as report:
-            done = optimise(keys[chain], target, start, schedule, keeping, report, request)
+            done = optimise(keys[chain], target, start, schedule, checkpointing, report, request)
         if not done.finished:
             raise _interrupted(f"optimisation of chain {chain + 1} of {chains}", settings.checkpoint)
         ends.append(done.position)
@@ -377,7 +377,7 @@ def stable_step_size(
             "give a number, or more optimiser_steps"
         )
     dynamics = sampler.dynamics
-    friction = dynamics.friction if isinstance(dynamics, Hamiltonian) and batch_size < size else 1.0
+    friction = dynamics.friction_without_warmup if isinstance(dynamics, Hamiltonian) and batch_size < size else 1.0
     return float(np.float32(FRACTION * limit * friction * min(1.0, batch_size / size)))
 
 
@@ -427,7 +427,7 @@ def _sampled(
         start_per_chain=True,
         chain_method="vectorized" if weights < SEQUENTIAL_FROM else "sequential",
         checkpoint=None if settings.checkpoint is None else settings.checkpoint / "sampling",
-        checkpoint_every=settings.every,
+        checkpoint_every=settings.checkpoint_every,
         resume=settings.checkpoint is not None,
         progress=settings.progress,
     )

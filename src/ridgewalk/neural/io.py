@@ -54,7 +54,7 @@ ARRAYS, ABOUT, REPORT = "model.safetensors", "model.json", "report.json"
 NOT_SAVED = "not saved: "
 """How a setting begins that was an object: it comes back as its description."""
 
-UNSAVED = {"checkpoint", "every", "progress"}
+UNSAVED = {"checkpoint", "checkpoint_every", "progress"}
 """Settings of the process, not of the model."""
 
 

@@ -176,7 +176,7 @@ def check_parameters(parameters: dict[str, Any]) -> None:
             f"draws: {parameters['draws']} do not fit into steps = {parameters['steps']} with burn_in = "
             f"{parameters['burn_in']}; make more steps, or keep fewer draws"
         )
-    parse_interval(parameters["every"], "every")
+    parse_interval(parameters["checkpoint_every"], "checkpoint_every")
 
 
 def settings_from(parameters: dict[str, Any], seed: int) -> FitSettings:
@@ -268,7 +268,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         dtype: of weights and sampling, "float32" or "float64".
         random_state: a seed; the same one gives the same model.
         checkpoint: a folder from which the same call resumes bit for bit after a kill.
-        every: steps (500) or time ("10 min") between checkpoints.
+        checkpoint_every: steps (500) or time ("10 min") between checkpoints.
         progress: show progress bars on a terminal.
     """
 
@@ -297,7 +297,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         dtype: str = "float32",
         random_state: Any = 0,
         checkpoint: str | os.PathLike[str] | None = None,
-        every: Every = "5 min",
+        checkpoint_every: Every = "5 min",
         progress: bool = False,
     ) -> None:
         self.network = network
@@ -322,7 +322,7 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         self.dtype = dtype
         self.random_state = random_state
         self.checkpoint = checkpoint
-        self.every = every
+        self.checkpoint_every = checkpoint_every
         self.progress = progress
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:

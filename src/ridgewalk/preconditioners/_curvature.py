@@ -106,6 +106,10 @@ class PairSettings(AdaptivePreconditioner):
         """Every `curvature_every`-th step gives a pair."""
         return self.curvature_every
 
+    def hot_pairs(self, transition: Transition) -> Scalar | None:
+        """The number of pairs during which adaptation is hot; None without warm-up."""
+        return None if transition.hot_until is None else transition.hot_until // self.curvature_every
+
 
 class Pair(NamedTuple):
     """s = θ' − θ and y = ∇Ũ(θ'; batch) − ∇Ũ(θ; batch), both gradients on the same batch."""

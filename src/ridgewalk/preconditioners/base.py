@@ -77,6 +77,11 @@ class StepContext(NamedTuple):
     """The number of parameters that are not pruned."""
     mask: Mask = None
     """Which parameters are not pruned; gradients and noise are zero in all others."""
+    friction: Scalar | None = None
+    """The friction that warm-up chose, for dynamics whose friction is "auto"."""
+    noise_variance: Scalar | None = None
+    """The variance of the gradient's noise in whitened coordinates that warm-up measured: it is part of the noise of
+    the step, and dynamics inject that much less."""
 
 
 class Transition(NamedTuple):
@@ -93,6 +98,8 @@ class Transition(NamedTuple):
     covector: Vector
     noise: Vector
     gradient_at: GradientAt
+    hot_until: Scalar | None = None
+    """The step up to which adaptation is hot (see `adaptation_weight`); None in a run without warm-up."""
 
 
 class UpdateInfo(NamedTuple):
@@ -132,6 +139,10 @@ class Preconditioner(PreconditionerSpec):
     def init(self, position: Vector, gradient_at: GradientAt) -> Any:
         """The first operator; `gradient_at` is ∇Ũ on a subsample of the data."""
 
+    def init_from_diagonal(self, position: Vector, gradient_at: GradientAt, diagonal: Vector) -> Any:
+        """The first operator at a position where warm-up has learnt a diagonal G; by default that of `init`."""
+        return self.init(position, gradient_at)
+
     @abstractmethod
     def prepare(self, operator: Any, context: StepContext) -> Any:
         """The operator for the step about to be made."""
@@ -143,6 +154,18 @@ class Preconditioner(PreconditionerSpec):
     @abstractmethod
     def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
         """The operator after a step."""
+
+    def limit(self, operator: Any, gradient: Vector, variance: Scalar) -> Any:
+        """The operator with G reduced where it is too large for the gradient; by default unchanged.
+
+        In the stationary distribution the entries of Sᵀg have a variance of about 1, plus that of the gradient noise,
+        together `variance`. Where the potential is linear, curvature is zero and curvature pairs set no bound on G.
+        """
+        return operator
+
+    def fall_back(self, operator: Any) -> Any:
+        """The operator to go on with if warm-up finds that this one does not describe the posterior: by default it."""
+        return operator
 
     @property
     def unwrapped(self) -> "Preconditioner":
@@ -184,12 +207,12 @@ class AdaptivePreconditioner(Preconditioner):
     def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
         """`adapt` in every `interval`-th step."""
         unchanged = operator, no_update(transition.before)
-        gradient_at = transition.gradient_at
 
         def adapt(carry: tuple[Any, UpdateInfo], arrays: Any) -> tuple[Any, UpdateInfo]:
-            return self.adapt(carry[0], Transition._make((*arrays, gradient_at)))
+            return self.adapt(carry[0], transition._replace(**arrays))
 
-        return every(self.interval, transition.step, adapt, unchanged, transition[:-1])
+        arrays = {name: value for name, value in transition._asdict().items() if name != "gradient_at"}
+        return every(self.interval, transition.step, adapt, unchanged, arrays)
 
 
 class StaticPreconditioner(Preconditioner):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._control_flow import every
+from ridgewalk._control_flow import every, when
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk.preconditioners._curvature import PairSettings, check_growth, initial_curvature, is_usable, measure_pair
@@ -29,7 +29,7 @@ def check_fits(dimension: int, itemsize: int = 4) -> None:
     if need > MOST_BYTES:
         raise ValueError(
             f"form: 'dense' stores a {dimension} x {dimension} matrix, {need:,} bytes, above the limit of "
-            f"{MOST_BYTES:,}; use form='low_rank' (or 'limited') for {dimension:,} parameters"
+            f"{MOST_BYTES:,}; use form='low_rank' (or 'snapshot_lbfgs') for {dimension:,} parameters"
         )
 
 
@@ -74,6 +74,11 @@ class Dense(PairSettings):
         empty = jnp.zeros((self.memory, position.shape[0]), position.dtype)
         return DenseOperator(jnp.eye(position.shape[0], dtype=position.dtype) / jnp.sqrt(curvature), empty, empty)
 
+    def init_from_diagonal(self, position: Vector, gradient_at: GradientAt, diagonal: Vector) -> DenseOperator:
+        """G₀ = diag(diagonal)."""
+        empty = jnp.zeros((self.memory, position.shape[0]), position.dtype)
+        return DenseOperator(jnp.diag(jnp.sqrt(diagonal)), empty, empty)
+
     def adapt(self, operator: DenseOperator, transition: Transition) -> tuple[DenseOperator, UpdateInfo]:
         """Store the pair of this step; after M pairs, average."""
         a = operator.factor_transpose(transition.covector) + transition.noise
@@ -85,18 +90,33 @@ class Dense(PairSettings):
         row = (pairs - 1) % self.memory
         steps = operator.steps.at[row].set(jnp.where(good, a, 0))
         changes = operator.changes.at[row].set(jnp.where(good, b, 0))
-        root = every(self.memory, pairs, self._average, operator.root, (steps, changes, pairs))
+        window = (steps, changes, pairs, self.hot_pairs(transition))
+        root = every(self.memory, pairs, self._average, operator.root, window)
         return DenseOperator(root, steps, changes), UpdateInfo(powell_damping(aa, ab, self.damping), ~good)
+
+    def limit(self, operator: DenseOperator, gradient: Vector, variance: Scalar) -> DenseOperator:
+        """G halved along G g if |Sᵀg|² is above what a Gaussian distribution has with probability 10⁻⁹."""
+        whitened = operator.factor_transpose(gradient)
+        size, d = whitened @ whitened, whitened.shape[0]
+
+        def halve(operator: DenseOperator, whitened: Vector) -> DenseOperator:
+            unit = whitened / jnp.sqrt(size)
+            root = operator.root + (0.5**0.5 - 1) * jnp.outer(operator.root @ unit, unit)
+            nothing = jnp.zeros_like(operator.steps)  # pairs are stored in the former coordinates
+            return DenseOperator(root, nothing, nothing)
+
+        return when(size > (d + 9 * (2 * d) ** 0.5 + 20) * variance, halve, operator, whitened)
 
     def prune(self, operator: DenseOperator, mask: Vector, position: Vector, gradient_at: GradientAt) -> DenseOperator:
         """G⁻¹ restricted; stored pairs are dropped, because pruned parameters moved in them."""
         nothing = jnp.zeros_like(operator.steps)
         return DenseOperator(prune_root(operator.root, mask), nothing, nothing)
 
-    def _average(self, root: jax.Array, window: tuple[jax.Array, jax.Array, Scalar]) -> jax.Array:
+    def _average(self, root: jax.Array, window: tuple[jax.Array, jax.Array, Scalar, Scalar | None]) -> jax.Array:
         """S of (1−ω) G + ω G̃ = S (I + ω Pᵀ Q P) Sᵀ, the rows of P being the whitened pairs."""
-        steps, changes, pairs = window
-        omega = adaptation_weight(self.adaptation, pairs // self.memory, root.dtype)
+        steps, changes, pairs, hot = window
+        hot = None if hot is None else hot // self.memory
+        omega = adaptation_weight(self.adaptation, pairs // self.memory, root.dtype, hot)
         vectors = jnp.concatenate([steps, changes])
         gram = vectors @ vectors.T
         core = jnp.zeros_like(gram)
@@ -105,6 +125,70 @@ class Dense(PairSettings):
         # G is S Sᵀ by definition, so rounding errors in the root cause no mismatch.
         change = mixed_root(gram, core, omega, self.growth, quick=True)
         return root + ((root @ vectors.T) @ change) @ vectors
+
+
+class _DenseOrIdentityFields(NamedTuple):
+    root: jax.Array
+    steps: jax.Array
+    changes: jax.Array
+    fixed: Scalar
+
+
+class DenseOrIdentityOperator(_DenseOrIdentityFields, FactorMethods):
+    """As `DenseOperator`, and whether G is fixed at the identity."""
+
+
+@pytree_dataclass
+class DenseOrIdentity(Dense):
+    """`Dense`, unless warm-up finds that no constant G describes the posterior; then the identity.
+
+    Where the curvature turns with the position, as in neural networks at temperature 1, an average of inverse Hessians
+    is far smaller than the posterior covariance, and with momentum the identity mixes as fast with less bias.
+    """
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> DenseOrIdentityOperator:  # type: ignore[override]
+        """G₀ = I / λ_max."""
+        return self._adaptive(super().init(position, gradient_at))
+
+    def init_from_diagonal(  # type: ignore[override]
+        self, position: Vector, gradient_at: GradientAt, diagonal: Vector
+    ) -> DenseOrIdentityOperator:
+        """G₀ = diag(diagonal)."""
+        return self._adaptive(super().init_from_diagonal(position, gradient_at, diagonal))
+
+    def _adaptive(self, dense: DenseOperator) -> DenseOrIdentityOperator:
+        return DenseOrIdentityOperator(dense.root, dense.steps, dense.changes, jnp.zeros((), bool))
+
+    def _unless_fixed(self, operator: DenseOrIdentityOperator, changed: DenseOperator) -> DenseOrIdentityOperator:
+        root, steps, changes = (
+            jnp.where(operator.fixed, old, new) for old, new in zip(operator[:3], changed, strict=True)
+        )
+        return DenseOrIdentityOperator(root, steps, changes, operator.fixed)
+
+    def adapt(  # type: ignore[override]
+        self, operator: DenseOrIdentityOperator, transition: Transition
+    ) -> tuple[DenseOrIdentityOperator, UpdateInfo]:
+        """As `Dense`, unless G is fixed."""
+        changed, info = super().adapt(DenseOperator(*operator[:3]), transition)
+        return self._unless_fixed(operator, changed), info
+
+    def limit(  # type: ignore[override]
+        self, operator: DenseOrIdentityOperator, gradient: Vector, variance: Scalar
+    ) -> DenseOrIdentityOperator:
+        """As `Dense`, unless G is fixed."""
+        return self._unless_fixed(operator, super().limit(DenseOperator(*operator[:3]), gradient, variance))
+
+    def prune(  # type: ignore[override]
+        self, operator: DenseOrIdentityOperator, mask: Vector, position: Vector, gradient_at: GradientAt
+    ) -> DenseOrIdentityOperator:
+        """G⁻¹ restricted."""
+        changed = super().prune(DenseOperator(*operator[:3]), mask, position, gradient_at)
+        return DenseOrIdentityOperator(*changed, operator.fixed)
+
+    def fall_back(self, operator: DenseOrIdentityOperator) -> DenseOrIdentityOperator:
+        """G = I, fixed."""
+        eye = jnp.eye(operator.root.shape[0], dtype=operator.root.dtype)
+        return DenseOrIdentityOperator(eye, *operator[1:3], jnp.ones((), bool))
 
 
 class _DenseScaledFields(NamedTuple):
@@ -139,7 +223,8 @@ class DenseScaled(PairSettings):
     def adapt(self, operator: DenseScaledOperator, transition: Transition) -> tuple[DenseScaledOperator, UpdateInfo]:
         """One step of stochastic approximation."""
         window, info = operator.window.push(measure_pair(transition), self.curvature_floor)
-        omega = adaptation_weight(self.adaptation, transition.step // self.curvature_every, operator.matrix.dtype)
+        pairs, hot = transition.step // self.curvature_every, self.hot_pairs(transition)
+        omega = adaptation_weight(self.adaptation, pairs, operator.matrix.dtype, hot)
         newest = jax.vmap(window.multiply)(jnp.eye(operator.matrix.shape[0], dtype=operator.matrix.dtype))
         matrix = (1 - omega) * operator.matrix + omega * (newest + newest.T) / 2
         return DenseScaledOperator(matrix, cholesky(matrix), window), info

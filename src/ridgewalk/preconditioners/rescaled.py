@@ -1,7 +1,7 @@
 """Any preconditioner in rescaled coordinates: a diagonal base for what it learns, and scales from gradients."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,15 @@ from jax.flatten_util import ravel_pytree
 
 from ridgewalk._pytree import Layout, array_field, layout_of, pytree_dataclass
 from ridgewalk._types import GradientAt, Key, PyTree, Scalar, Vector
-from ridgewalk._validation import check_between, check_whole
+from ridgewalk._validation import check_between, check_choice, check_whole
 from ridgewalk.data import DataPlaceholder
 from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec, StepContext, Transition, UpdateInfo
 from ridgewalk.target import Posterior, on_host
 
 SMALLEST_CURVATURE = 1e-12
 """Relative to the largest: the curvature of a parameter without a gradient and without a proper prior."""
+MOST_SPREAD = 1e6
+"""The largest ratio of a learnt diagonal's entry to their median, or of the median to an entry."""
 HIGH_QUANTILE = 0.99
 """The quantile of curvatures that `least` refers to."""
 PROBES = 20
@@ -55,7 +57,8 @@ class Rescaled(Preconditioner):
     """
 
     inner: Preconditioner = array_field()
-    scale: jax.Array = array_field()
+    scale: jax.Array | None = array_field()
+    """None: the root of the diagonal that warm-up learns; 1 without warm-up."""
 
     def check_dimension(self, dimension: int) -> None:
         """Raise if the inner preconditioner does not fit."""
@@ -71,6 +74,8 @@ class Rescaled(Preconditioner):
 
     def init(self, position: Vector, gradient_at: GradientAt) -> RescaledOperator:
         """The inner operator at θ̃."""
+        if self.scale is None:
+            return RescaledOperator(jnp.ones_like(position), self.inner.init(position, gradient_at))
         if self.scale.shape != position.shape:
             raise ValueError(
                 f"scale: it has {self.scale.shape[0]} numbers, the position {position.shape[0]}; give one for each "
@@ -78,6 +83,18 @@ class Rescaled(Preconditioner):
             )
         scale = self.scale.astype(position.dtype)
         return RescaledOperator(scale, self.inner.init(position / scale, self._rescaled_gradient(gradient_at, scale)))
+
+    def init_from_diagonal(self, position: Vector, gradient_at: GradientAt, diagonal: Vector) -> RescaledOperator:
+        """The inner operator from the diagonal in its coordinates, D⁻² G."""
+        if self.scale is None:
+            median = jnp.median(diagonal)
+            diagonal = jnp.clip(diagonal, median / MOST_SPREAD, median * MOST_SPREAD)
+            scale = jnp.exp2(jnp.round(jnp.log2(jnp.sqrt(diagonal))))
+            rescaled = self._rescaled_gradient(gradient_at, scale)
+            return RescaledOperator(scale, self.inner.init(position / scale, rescaled))
+        scale = self.scale.astype(position.dtype)
+        rescaled = self._rescaled_gradient(gradient_at, scale)
+        return RescaledOperator(scale, self.inner.init_from_diagonal(position / scale, rescaled, diagonal / scale**2))
 
     def prepare(self, operator: RescaledOperator, context: StepContext) -> RescaledOperator:
         """As the inner preconditioner."""
@@ -107,6 +124,10 @@ class Rescaled(Preconditioner):
         inner, info = self.inner.update(operator.inner, inner_transition)
         return operator._replace(inner=inner), info
 
+    def limit(self, operator: RescaledOperator, gradient: Vector, variance: Scalar) -> RescaledOperator:
+        """As the inner preconditioner."""
+        return operator._replace(inner=self.inner.limit(operator.inner, operator.scale * gradient, variance))
+
     def prune(
         self, operator: RescaledOperator, mask: Vector, position: Vector, gradient_at: GradientAt
     ) -> RescaledOperator:
@@ -121,21 +142,24 @@ class RescaledSpec(PreconditionerSpec):
     """What `rescaled(preconditioner, scale)` returns: `Rescaled` once the inner preconditioner is resolved."""
 
     inner: PreconditionerSpec = array_field()
-    scale: jax.Array = array_field()
+    scale: jax.Array | None = array_field()
 
     def resolve(self, layout: Layout) -> Rescaled:
         """The inner preconditioner resolved; it sees flat vectors, so the structure is that of the position."""
         return Rescaled(self.inner.resolve(layout), self.scale)
 
 
-def rescaled(preconditioner: PreconditionerSpec, scale: PyTree) -> RescaledSpec:
+def rescaled(preconditioner: PreconditionerSpec, scale: PyTree | Literal["auto"]) -> RescaledSpec:
     """`preconditioner` in coordinates θ / scale.
 
     `scale` has the structure of the position (or is the flat vector): about the standard deviation of each parameter,
     or something between that and 1, such as its square root, (second moment of the gradient)^(−1/4). Only ratios matter
     if the inner preconditioner finds its own first scale, as `SnapshotLBFGS`, `LowRank` and `Dense` do. Scales are
-    rounded to powers of 2, so that rescaling is exact.
+    rounded to powers of 2, so that rescaling is exact. "auto" takes the diagonal that the warm-up of `sample` learns.
     """
+    if isinstance(scale, str):
+        check_choice("scale", scale, ("auto",), "a pytree like the position")
+        return RescaledSpec(preconditioner, None)
     flat = ravel_pytree(scale)[0]
     values = np.asarray(flat)
     if not (values.size and jnp.issubdtype(values.dtype, jnp.floating)):

@@ -126,31 +126,31 @@ def divergence(g: Callable[[Vector], jax.Array], position: Vector) -> Vector:
 
 
 @pytree_dataclass
-class Metric(Preconditioner):
-    """G(θ) = `metric(position)`: the inverse of the metric tensor, as in the paper's update.
+class InverseMetric(Preconditioner):
+    """G(θ) = `inverse_metric(position)`: the inverse of the metric tensor, as in the paper's update.
 
-    `metric` gets the position in the user's structure (`unravel` makes it from the flat vector; the sampler sets
-    it) and returns a positive definite (d, d) matrix, its diagonal (d,), or a pytree shaped like the position
-    that holds the diagonal.
+    `inverse_metric` gets the position in the user's structure (`unravel` makes it from the flat vector; the sampler
+    sets it) and returns a positive definite (d, d) matrix, its diagonal (d,), or a pytree shaped like the position that
+    holds the diagonal.
     """
 
-    metric: Callable[[PyTree], PyTree]
+    inverse_metric: Callable[[PyTree], PyTree]
     unravel: Unravel | None = None
 
-    def resolve(self, layout: Layout) -> "Metric":
+    def resolve(self, layout: Layout) -> "InverseMetric":
         """The same with `unravel` set."""
         return replace(self, unravel=layout.unravel)
 
     def flat(self, position: Vector) -> jax.Array:
         """G(θ) as a (d, d) matrix or a (d,) diagonal."""
-        value = self.metric(position if self.unravel is None else self.unravel(position))
+        value = self.inverse_metric(position if self.unravel is None else self.unravel(position))
         d = position.shape[0]
         if hasattr(value, "shape") and value.shape == (d, d):
             return jnp.asarray(value).astype(position.dtype)
         flat = ravel_pytree(value)[0].astype(position.dtype)
         if flat.shape != (d,):
             raise ValueError(
-                f"metric: it returned {flat.shape[0]} numbers for {d} parameters; return G(θ) as a ({d}, {d}) "
+                f"inverse_metric: it returned {flat.shape[0]} numbers for {d} parameters; return G(θ) as a ({d}, {d}) "
                 f"matrix, as its diagonal ({d},), or as a pytree like the position"
             )
         return flat

@@ -305,6 +305,10 @@ class SharedNoise:
         constant = rows.shape[1] * (jnp.log(sigma) + 0.5 * math.log(2 * math.pi))
         return -0.5 * jnp.sum((rows / sigma) ** 2, axis=1) - constant
 
+    def width(self, position: PyTree, batch: PyTree) -> int:
+        """The number of residuals of an example."""
+        return int(jax.eval_shape(self.residuals, position, batch).shape[1])
+
     def measure(self, position: PyTree, batch: PyTree, size: int) -> Residuals:
         """The unbiased estimate of Σ r² over `size` examples from a batch, and their number of residuals."""
         rows = self.residuals(position, batch)

@@ -8,7 +8,7 @@ for a missing value), so data in memory are refused only where it, or its gradie
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -18,11 +18,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from ridgewalk._control_flow import WORD, when
 from ridgewalk._random import keys_at, uniform_integers
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.data import Batches, read_rows
+from ridgewalk.distributed.shards import ROWS, Sharded, over_shards
 from ridgewalk.target import Posterior, on_host
 
 Source = Literal["none", "full", "replacement", "epochs", "iterable"]
@@ -31,6 +33,12 @@ without replacement. iterable: batches of the user's iterable."""
 
 EPOCH_STREAM = 0x65706F63
 """Folded into a chain's key for the order of an epoch, so that it differs from the keys of steps."""
+
+ORDER = P(None, ROWS)
+"""Where the order (chain, row) of an epoch is where the data are `Sharded`: each device has that of its own rows."""
+
+BATCHES = P(None, None, ROWS)
+"""Where prefetched batches (step, chain, row) of `Sharded` data are."""
 
 
 class EpochPosition(NamedTuple):
@@ -49,6 +57,10 @@ class BatchIndexer:
     batch_size: int = 0
     prefetched: bool = False
     """Whether the host reads the batches; else the compiled loop takes them from data on the device."""
+    shards: int = 1
+    """Shards of the data, each of which gives as many rows to a batch as every other."""
+    shards_here: int = 0
+    """Shards of one device, whose rows are counted from its first; 0 where the data are not `Sharded`."""
 
     @property
     def full(self) -> bool:
@@ -58,25 +70,40 @@ class BatchIndexer:
     @property
     def batches_per_epoch(self) -> int:
         """Batches of one pass over the data; the remaining examples, fewer than a batch, are left out of that epoch."""
-        return self.size // self.batch_size
+        return (self.size // self.shards) // (self.batch_size // self.shards)
 
     def epoch_position(self, step: int) -> EpochPosition:
         """Where in its epoch a step is; zeros where there are no epochs."""
         epoch, batch = divmod(step, self.batches_per_epoch) if self.source == "epochs" else (0, 0)
-        return EpochPosition(jnp.asarray(batch, jnp.int32), jnp.asarray(epoch % WORD, jnp.int32))
+        return EpochPosition(*np.array([batch, epoch % WORD], np.int32))
 
     def draw(self, key: Key) -> jax.Array | None:
         """Rows of one batch drawn with replacement; None for other sources."""
         if self.source != "replacement":
             return None
-        return uniform_integers(key, self.batch_size, self.size)
+        if not self.shards_here:
+            return uniform_integers(key, self.batch_size, self.size)
+        size, count = self.size // self.shards, self.batch_size // self.shards
+        return self._of_shards(lambda number: uniform_integers(jax.random.fold_in(key, number), count, size))
+
+    def _of_shards(self, rows: Callable[[Scalar], jax.Array]) -> jax.Array:
+        """Rows of this device, from those that a function gives for the number of a shard, counted in it."""
+        own = jnp.arange(self.shards_here, dtype=jnp.int32)
+        numbers = jax.lax.axis_index(ROWS) * self.shards_here + own
+        found = jax.vmap(rows)(numbers)
+        return (found + (own * (self.size // self.shards))[:, None].astype(found.dtype)).reshape(-1)
 
     def permutations(self, keys: Key, epoch: Scalar) -> jax.Array:
         """A random order of the examples in an epoch for every chain, (chain, N)."""
 
         def shuffled(key: Key) -> jax.Array:
             key = jax.random.fold_in(jax.random.fold_in(key, EPOCH_STREAM), epoch)
-            return jax.random.permutation(key, self.size).astype(jnp.int32)
+            if not self.shards_here:
+                return jax.random.permutation(key, self.size).astype(jnp.int32)
+            size = self.size // self.shards
+            return self._of_shards(
+                lambda number: jax.random.permutation(jax.random.fold_in(key, number), size).astype(jnp.int32)
+            )
 
         return jax.vmap(shuffled)(keys)
 
@@ -86,10 +113,12 @@ class BatchIndexer:
         batch = number % self.batches_per_epoch
         epoch = (begin.epoch + number // self.batches_per_epoch) & jnp.int32(WORD - 1)
         order = when(batch == 0, lambda _, now: self.permutations(keys, now), order, epoch)
-        return order, jax.lax.dynamic_slice_in_dim(order, batch * self.batch_size, self.batch_size, 1)
+        count, chains = self.batch_size // self.shards, order.shape[0]
+        split = order.reshape(chains, max(1, self.shards_here), -1)
+        return order, jax.lax.dynamic_slice_in_dim(split, batch * count, count, 2).reshape(chains, -1)
 
 
-def order_at(indexer: BatchIndexer, keys: Key, step: int) -> jax.Array | None:
+def order_at(indexer: BatchIndexer, keys: Key, step: int, data: PyTree = None) -> jax.Array | None:
     """The order of the epoch that `step` belongs to, where batches are drawn without replacement.
 
     Its random numbers are those of the epoch's first step.
@@ -97,13 +126,15 @@ def order_at(indexer: BatchIndexer, keys: Key, step: int) -> jax.Array | None:
     if indexer.source != "epochs":
         return None
     return _permutations(
-        indexer, keys_at(keys, step - step % indexer.batches_per_epoch), indexer.epoch_position(step).epoch
+        indexer, keys_at(keys, step - step % indexer.batches_per_epoch), indexer.epoch_position(step).epoch, data
     )
 
 
 @partial(jax.jit, static_argnames=("indexer",))
-def _permutations(indexer: BatchIndexer, keys: Key, epoch: Scalar) -> jax.Array:
-    return indexer.permutations(keys, epoch)
+def _permutations(indexer: BatchIndexer, keys: Key, epoch: Scalar, data: PyTree) -> jax.Array:
+    if not indexer.shards_here:
+        return indexer.permutations(keys, epoch)
+    return over_shards(lambda keys, epoch, _: indexer.permutations(keys, epoch), keys, epoch, data, out_specs=ORDER)
 
 
 def rows_of_steps(indexer: BatchIndexer, keys: Key, start: int, count: int) -> jax.Array:
@@ -142,12 +173,15 @@ MOST_STEPS = 1024
 
 
 class Reader(Protocol):
-    """Gives the batches of the next steps."""
+    """Gives the batches of the next steps, and how far it has read, where that cannot be told from the step."""
 
     def read(self, start: int, count: int, most: int) -> PyTree:
         """Batches of steps `start` … `start + count − 1`, arrays with leading axes (step, chain, example); never more
         than `most` steps are asked for.
         """
+
+    def state(self) -> Any:
+        """What a checkpoint after the steps read so far has to hold, as JSON, or None."""
 
 
 class RowReader:
@@ -161,13 +195,23 @@ class RowReader:
         rows = np.asarray(rows_of_steps(self.indexer, self.keys, start, most))[:count]
         return jax.tree.map(lambda leaf: read_rows(leaf, rows), self.data)
 
+    def state(self) -> None:
+        """The rows depend on the key and the step alone."""
+        return None
+
 
 class IterableReader:
-    """Batch after batch of an iterable: step k of chain c uses number k · chains + c."""
+    """Batch after batch of an iterable: step k of chain c uses number k · chains + c.
 
-    def __init__(self, batches: Batches, chains: int, start: int) -> None:
-        self.chains = chains
-        self.items: Iterator[PyTree] = islice(batches.forever(), start * chains, None)
+    `state` is where an earlier process was after `start` steps; without it the batches before are read and skipped.
+    """
+
+    def __init__(self, batches: Batches, chains: int, start: int, state: Any = None) -> None:
+        self.chains, self.stream = chains, batches.forever()
+        known = state is not None and self.stream.has_state
+        if known:
+            self.stream.restore(state)
+        self.items = islice(self.stream, 0 if known else start * chains, None)
 
     def read(self, start: int, count: int, most: int) -> PyTree:
         """The next batches; steps are asked for in order."""
@@ -177,6 +221,10 @@ class IterableReader:
             *[batch for step in steps for batch in step],
         )
 
+    def state(self) -> Any:
+        """The state of the iterable's iterator."""
+        return self.stream.state()
+
 
 class Prefetcher:
     """Reads the batches of the chunk after this one while the device is busy with this one."""
@@ -185,9 +233,11 @@ class Prefetcher:
         one = sum(leaf[:1].nbytes for leaf in jax.tree.leaves(examples)) * batch_size * chains
         self.capacity = int(np.clip(CHUNK_BYTES // max(one, 1), 1, MOST_STEPS))
         self._thread = ThreadPoolExecutor(1, "ridgewalk-prefetch")
-        self._coming: Future[PyTree]
+        self._coming: Future[tuple[PyTree, Any]]
         self._reader: Reader
         self._next = 0
+        self.state: Any = None
+        """Where the reader was after the batches taken last."""
 
     def begin(self, reader: Reader, start: int, count: int) -> None:
         """Start to read the batches of the first steps."""
@@ -199,18 +249,18 @@ class Prefetcher:
             self._coming = self._thread.submit(self._padded, self._next, count)
             self._next += count
 
-    def _padded(self, start: int, count: int) -> PyTree:
-        """Batches in arrays of always the same length, so that nothing is compiled again."""
+    def _padded(self, start: int, count: int) -> tuple[PyTree, Any]:
+        """Batches in arrays of always the same length, so that nothing is compiled again; the reader's state then."""
         missing = self.capacity - count
 
         def pad(x: np.ndarray) -> jax.Array:
             return jnp.asarray(np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x)
 
-        return jax.tree.map(pad, self._reader.read(start, count, self.capacity))
+        return jax.tree.map(pad, self._reader.read(start, count, self.capacity)), self._reader.state()
 
     def take(self, ahead: int) -> PyTree:
         """The batches that were read; those of the `ahead` steps after them are begun."""
-        batches = self._coming.result()
+        batches, self.state = self._coming.result()
         self._read_ahead(ahead)
         return batches
 
@@ -267,6 +317,8 @@ def find_nonfinite_rows(data: PyTree) -> dict[str, np.ndarray]:
     """
     if on_host(data):
         return {}
+    if isinstance(data, Sharded):
+        data = data.local_rows()[1]
     found = {name: _nonfinite_rows(np.asarray(leaf)) for name, leaf in _leaves(data)}
     return {name: rows for name, rows in found.items() if rows.size}
 

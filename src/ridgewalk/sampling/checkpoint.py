@@ -30,15 +30,22 @@ import numpy as np
 
 from ridgewalk._io import DamagedFileError, NewerFormatError, peek_description, read_tensors, write_tensors
 from ridgewalk.data import Batches
+from ridgewalk.distributed.shards import Sharded
 
 FORMAT = "ridgewalk-checkpoint"
 FORMAT_VERSION = 3
 """2 added what the store of draws held, 3 segments of draws. 1 is read too: checkpoints of optimisers have no store."""
 
+PARTS_VERSION = 4
+"""Arrays are in files of their own, one for each range of chains, as several processes write them."""
+
+PART_FORMAT = "ridgewalk-checkpoint-part"
+
 KEPT = 2
 """How many checkpoints stay: the newest, and one more in case the newest cannot be read."""
 
 _NAME = re.compile(r"step-(\d{1,19})\.safetensors")
+_PART_NAME = re.compile(r"step-(\d{1,19})\.chains-\d+-\d+\.safetensors")
 
 
 class CheckpointError(ValueError):
@@ -58,6 +65,8 @@ class Checkpoint:
     settings: dict[str, Any]
     store: dict[str, Any] | None = None
     """What the store of draws held (`DrawStore.manifest`)."""
+    data: dict[str, Any] | None = None
+    """Where the data were read up to (`Reader.state`)."""
 
 
 def pack_arrays(arrays: Iterable[np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -97,18 +106,45 @@ def files(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Add a checkpoint; once it is on the disk, those before the last `KEPT` are removed."""
+def write_part(folder: Path, step: int, chains: slice, arrays: list[np.ndarray]) -> dict[str, Any]:
+    """Write the arrays of a range of chains; returns how the checkpoint, written later, lists the file."""
+    tensors, dtypes = pack_arrays(arrays)
+    name = f"step-{step:012d}.chains-{chains.start}-{chains.stop}.safetensors"
+    sha256 = write_tensors(folder / name, tensors, kind=PART_FORMAT, version=1, about={"step": step, "dtypes": dtypes})
+    return {"name": name, "chains": [chains.start, chains.stop], "sha256": sha256}
+
+
+def _read_parts(path: Path, listed: list[dict[str, Any]]) -> list[np.ndarray]:
+    """The arrays of all parts, in the order of their chains."""
+    arrays = []
+    for part in sorted(listed, key=lambda part: int(part["chains"][0])):
+        if not _PART_NAME.fullmatch(part["name"]):
+            raise DamagedFileError(path, "its list of parts is damaged")
+        found = read_tensors(path.with_name(part["name"]), kind=PART_FORMAT, newest=1)
+        if found.sha256 != part["sha256"]:
+            raise DamagedFileError(path.with_name(part["name"]), "it is not the part that the checkpoint lists")
+        arrays += unpack_arrays(found.tensors, found.about["dtypes"])
+    return arrays
+
+
+def write(folder: Path, checkpoint: Checkpoint, parts: list[dict[str, Any]] | None = None) -> Path:
+    """Add a checkpoint; once it is on the disk, those before the last `KEPT` are removed.
+
+    With `parts`, files that `write_part` wrote, these hold its arrays.
+    """
     tensors, dtypes = pack_arrays(checkpoint.arrays)
     about = {
         "step": checkpoint.step,
         "dtypes": dtypes,
         "settings": checkpoint.settings,
         "store": checkpoint.store,
+        "data": checkpoint.data,
+        **({} if parts is None else {"parts": parts}),
     }
+    version = FORMAT_VERSION if parts is None else PARTS_VERSION
     path = folder / f"step-{checkpoint.step:012d}.safetensors"
     try:
-        write_tensors(path, tensors, kind=FORMAT, version=FORMAT_VERSION, about=about)
+        write_tensors(path, tensors, kind=FORMAT, version=version, about=about)
     except OSError as error:
         left = [earlier for earlier in files(folder) if _is_checkpoint(earlier)]
         rest = f"the run can be resumed from {left[-1].name}" if left else "no earlier checkpoint exists"
@@ -125,6 +161,12 @@ def _remove_before(folder: Path, step: int) -> None:
     older = [path for path in files(folder) if (found := _step_of(path)) is not None and found < step]
     for path in [path for path in older if _is_checkpoint(path)][: -(KEPT - 1)]:
         path.unlink(missing_ok=True)
+    kept = {_step_of(path) for path in files(folder)}
+    for path in folder.iterdir():
+        match = _PART_NAME.fullmatch(path.name)
+        old = match is not None and int(match[1]) < step and int(match[1]) not in kept
+        if old and peek_description(path, kind=PART_FORMAT) is not None:
+            path.unlink(missing_ok=True)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -141,10 +183,11 @@ def stores(folder: Path) -> list[dict[str, Any]]:
 def read(path: Path) -> Checkpoint:
     """A checkpoint, if every bit of it is as it was written."""
     try:
-        found = read_tensors(path, kind=FORMAT, newest=FORMAT_VERSION)
+        found = read_tensors(path, kind=FORMAT, newest=PARTS_VERSION)
         about = found.about
-        arrays = unpack_arrays(found.tensors, about["dtypes"])
-        return Checkpoint(int(about["step"]), arrays, dict(about["settings"]), about.get("store"))
+        parts = about.get("parts")
+        arrays = unpack_arrays(found.tensors, about["dtypes"]) if parts is None else _read_parts(path, parts)
+        return Checkpoint(int(about["step"]), arrays, dict(about["settings"]), about.get("store"), about.get("data"))
     except NewerFormatError as error:
         raise FutureVersionError(f"checkpoint: {error}, or choose another checkpoint folder") from error
     except DamagedFileError as error:
@@ -172,11 +215,14 @@ def latest(folder: Path) -> Checkpoint | None:
 
 # Snapshots of settings
 
-PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "optax", "equinox", "flax", "ridgewalk")
+PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "optax", "equinox", "flax", "numpyro", "pymc", "pytensor", "ridgewalk")
 """Packages whose functions count by their names, and whose versions are compared in their place."""
 
 CONFIG = ("jax_threefry_partitionable", "jax_default_matmul_precision")
 """Settings of JAX on which the bits of a run depend."""
+
+DEVICES_FLAG = "--xla_force_host_platform_device_count"
+"""The flag of XLA on which they do not."""
 
 ENVIRONMENT = "environment"
 """The setting that holds versions and flags; where it differs, `warn_of_environment` says so, not `differences`."""
@@ -315,6 +361,8 @@ class _Snapshot:
         kind = {"type": type(value).__name__, **self._methods(type(value))}
         if isinstance(value, Batches):
             return {**kind, "size": value.size}
+        if isinstance(value, Sharded):
+            return {**kind, "size": value.size, "shards": value.shards, "fingerprint": value.fingerprint}
         if dataclasses.is_dataclass(value):
             fields = [field.name for field in dataclasses.fields(value)]
             return {**kind, **{name: self.of(getattr(value, name)) for name in fields}}
@@ -396,10 +444,10 @@ def _constant(constant: Any) -> str:
 
 def environment() -> dict[str, Any]:
     """What the bits of a run depend on beside its settings: versions, XLA's flags, JAX's configuration, the device."""
-    device = jax.devices()[0]
+    device, flags = jax.devices()[0], os.environ.get("XLA_FLAGS", "").split()
     return {
         "versions": {"python": sys.implementation.cache_tag, **{name: _version(name) for name in PACKAGES}},
-        "XLA_FLAGS": sorted(set(os.environ.get("XLA_FLAGS", "").split())),
+        "XLA_FLAGS": sorted(flag for flag in set(flags) if not flag.startswith(DEVICES_FLAG)),
         "config": {name: repr(getattr(jax.config, name)) for name in CONFIG},
         "device": f"{device.platform} {device.device_kind}",
     }

@@ -11,15 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from ridgewalk._compilation import jit
 from ridgewalk._control_flow import WORD, StepCount, when
 from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Unravel, Vector
+from ridgewalk.distributed.shards import Sharded, over_shards
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Kernel, Sampler, State, build_kernel
 from ridgewalk.result import Moments
-from ridgewalk.sampling.batching import BatchIndexer, EpochPosition
+from ridgewalk.sampling.batching import BATCHES, ORDER, BatchIndexer, EpochPosition
+from ridgewalk.sampling.tuned_steps import PhaseSpec, TunedStepper
+from ridgewalk.sampling.warmup import begin_arrival, begin_refining, begin_settling
 from ridgewalk.target import Posterior
 
 # Draw buffer
@@ -96,13 +100,18 @@ class DrawRecorder:
         return act(draws, flat) if self.eager else when(due, act, draws, flat)
 
 
-def join_moments(parts: list[Moments | None]) -> Moments:
-    """The moments of groups of chains, in one with all chains."""
+def join_moments(parts: list[Moments | None]) -> Moments | None:
+    """The moments of groups of chains, which may be on different devices, in one with all chains."""
     present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    if len(present) == 1 and len(jax.tree.leaves(present[0].mean)[0].sharding.device_set) == 1:
+        return present[0]
     mean, squares = (
-        jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[part[i] for part in present]) for i in (1, 2)
+        jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate([np.asarray(x) for x in leaves])), *every)
+        for every in ([part[i] for part in present] for i in (1, 2))
     )
-    return Moments(present[0].weight, mean, squares)
+    return Moments(jnp.asarray(np.asarray(present[0].weight)), mean, squares)
 
 
 # Divergence
@@ -203,11 +212,12 @@ class StepRange(NamedTuple):
     """The low word of the number of the first step (see `StepCount`); all steps of a range have the same high word."""
     high: Scalar
     length: Scalar
-    until_draw: Scalar
-    """Steps before the first one whose position is a draw; after it every `thin`-th is."""
-    thin: Scalar
+    slots: jax.Array | np.ndarray
+    """The draws of the range made before each step, and after the last one: where a step's draw goes, if it is one."""
     epoch: EpochPosition
     """Where in its epoch the first step is."""
+    window_ends: jax.Array | np.ndarray | None = None
+    """The steps, counted from 1, at which warm-up renews its statistics; None after warm-up."""
 
     def end(self) -> StepCount:
         """The number of steps made after this range."""
@@ -237,6 +247,9 @@ class LoopSpec(NamedTuple):
     """Steps whose random numbers are drawn at once."""
     indexer: BatchIndexer
     recorder: DrawRecorder
+    phase: PhaseSpec | None = None
+    """The settings of a phase of warm-up, and of undoing steps after it; None in a run without warm-up, and after it
+    where gradients are not exact."""
 
 
 def block_length(dimension: int, batch_size: int | None, chains: int, steps: int) -> int:
@@ -248,8 +261,69 @@ def block_length(dimension: int, batch_size: int | None, chains: int, steps: int
 @jit
 def init_chains(sampler: Sampler, estimator: GradientEstimator, positions: PyTree) -> State:
     """The states of chains that start at `positions` (leading axis: chain)."""
-    kernel = build_kernel(sampler, estimator, jax.tree.map(lambda x: x[0], positions))
-    return jax.vmap(kernel.init, out_axes=CHAIN_AXES)(positions)
+
+    def init(estimator: GradientEstimator, positions: PyTree) -> State:
+        kernel = build_kernel(sampler, estimator, jax.tree.map(lambda x: x[0], positions))
+        return jax.vmap(kernel.init, out_axes=CHAIN_AXES)(positions)
+
+    return _on_devices(init, estimator, positions)
+
+
+def _on_devices(function: Callable[..., State], estimator: GradientEstimator, *arguments: Any) -> State:
+    """`function(estimator, *arguments)`, where the data are `Sharded` on every device with its part of them."""
+    if sharded_data(estimator) is None:
+        return function(estimator, *arguments)
+    return over_shards(function, estimator, *arguments)
+
+
+def sharded_data(estimator: GradientEstimator) -> Sharded | None:
+    """The data, where they are `Sharded`."""
+    data = estimator.target.data if isinstance(estimator.target, Posterior) else None
+    return data if isinstance(data, Sharded) else None
+
+
+@partial(jit, static_argnames=("cached",))
+def arriving_chains(
+    sampler: Sampler, estimator: GradientEstimator, states: State, hot_until: Scalar, *, cached: bool
+) -> State:
+    """The states before warm-up, from those of `init_chains`."""
+
+    def begin(estimator: GradientEstimator, states: State, hot_until: Scalar) -> State:
+        data = estimator.target.data if isinstance(estimator.target, Posterior) else None
+        data = data.arrays if isinstance(data, Sharded) else data
+
+        def one(state: State) -> State:
+            return begin_arrival(sampler, estimator, data, state, hot_until, cached)
+
+        return jax.vmap(one, in_axes=(CHAIN_AXES,), out_axes=CHAIN_AXES)(states)
+
+    return _on_devices(begin, estimator, states, hot_until)
+
+
+@partial(jit, static_argnames=("energy_error",))
+def settling_chains(sampler: Sampler, estimator: GradientEstimator, states: State, *, energy_error: float) -> State:
+    """The states after the first phase of warm-up."""
+
+    def begin(estimator: GradientEstimator, states: State) -> State:
+        def one(state: State) -> State:
+            return begin_settling(sampler, estimator, state, energy_error)
+
+        return jax.vmap(one, in_axes=(CHAIN_AXES,), out_axes=CHAIN_AXES)(states)
+
+    return _on_devices(begin, estimator, states)
+
+
+@jit
+def refining_chains(sampler: Sampler, estimator: GradientEstimator, states: State, unfit: Scalar) -> State:
+    """The states after the second phase of warm-up."""
+
+    def begin(estimator: GradientEstimator, states: State) -> State:
+        def one(state: State) -> State:
+            return begin_refining(sampler, estimator, state, unfit)
+
+        return jax.vmap(one, in_axes=(CHAIN_AXES,), out_axes=CHAIN_AXES)(states)
+
+    return _on_devices(begin, estimator, states)
 
 
 @partial(jit, static_argnames=("spec",), donate_argnames=("carry",))
@@ -265,9 +339,36 @@ def run_steps(
     spec: LoopSpec,
 ) -> LoopCarry:
     """Make the steps of a range; `step_sizes[i]`, and `batches[i]` of prefetched data, are for its i-th step."""
+    steps = partial(_run_steps, spec=spec)
+    if sharded_data(estimator) is None:
+        return steps(sampler, estimator, keys, carry, step_sizes, step_range, batches)
+    replicated: Any = P()
+    specs: Any = LoopCarry(replicated, replicated, replicated, ORDER)  # type: ignore[arg-type]
+    return over_shards(
+        steps, sampler, estimator, keys, carry, step_sizes, step_range, batches,
+        in_specs=(None, None, None, specs, None, None, BATCHES), out_specs=specs,
+    )  # fmt: skip
+
+
+def _run_steps(
+    sampler: Sampler,
+    estimator: GradientEstimator,
+    keys: Key,
+    carry: LoopCarry,
+    step_sizes: Vector,
+    step_range: StepRange,
+    batches: PyTree,
+    *,
+    spec: LoopSpec,
+) -> LoopCarry:
     position = jax.tree.map(lambda x: x[0], carry.states.position)
     layout = layout_of(position)
     kernel = build_kernel(sampler, estimator, position, flat=True)
+    if spec.phase is not None:
+        stepper = TunedStepper(kernel, sampler, estimator, layout, spec.phase)
+        kernel = kernel._replace(
+            advance=partial(stepper.advance, step_range.window_ends), draw=partial(draw_with_uniform, kernel)
+        )
     chains = keys.shape[0]
     advance = ChainStepper(kernel, estimator, chains, spec.indexer)
 
@@ -277,9 +378,8 @@ def run_steps(
             order, rows = spec.indexer.from_order(keys, step_range.epoch, i, order)
         batch = jax.tree.map(lambda x: x[i], batches)
         epsilon = step_sizes[i]
-        kept = jnp.maximum(i - step_range.until_draw + step_range.thin - 1, 0)  # steps since the draw before the buffer
-        slot = jax.lax.div(kept, step_range.thin)
-        due = (i >= step_range.until_draw) & (jax.lax.rem(kept + 1, step_range.thin) == 0)
+        slot = step_range.slots[i]
+        due = step_range.slots[i + 1] > slot
         count = StepCount(step_range.start + i, step_range.high)
         states, info = advance(noise, carry.states._replace(step=count), rows, batch, epsilon, due)
         draws = spec.recorder.write(carry.draws, slot, due, states.position, jax.vmap(layout.unravel), info, epsilon)
@@ -291,7 +391,7 @@ def run_steps(
 
         def body(i: Scalar, carry: LoopCarry) -> LoopCarry:
             now = i - start
-            return one_step(i, carry, noise[now], None if rows is None else rows[now])
+            return one_step(i, carry, jax.tree.map(lambda x: x[now], noise), None if rows is None else rows[now])
 
         stop = jnp.minimum(start + spec.block, step_range.length)
         return stop, jax.lax.fori_loop(start, stop, body, carry)
@@ -304,6 +404,14 @@ def run_steps(
     made = jax.lax.while_loop(lambda outer: outer[0] < step_range.length, one_block, (begin, flat))[1]
     made = made._replace(states=made.states._replace(step=step_range.end()))
     return with_position(made._replace(monitor=made.monitor.since(carry.monitor, step_range.high)), layout.unravel)
+
+
+def draw_with_uniform(kernel: Kernel, key: Key) -> tuple[Vector, Scalar]:
+    """The noise of a step, and a uniform number for Metropolis's rule."""
+    noise = kernel.draw(key)
+    dtype = statistics_dtype(noise.dtype)
+    tiny = float(jnp.finfo(dtype).tiny)
+    return noise, jax.random.uniform(jax.random.fold_in(key, 1), (), dtype, minval=tiny)
 
 
 def _random_block(kernel: Kernel, spec: LoopSpec, keys: Key, start: Scalar) -> tuple[jax.Array, jax.Array | None]:
@@ -323,6 +431,8 @@ class ChainStepper:
     def __init__(self, kernel: Kernel, estimator: GradientEstimator, chains: int, indexer: BatchIndexer) -> None:
         self.kernel, self.chains = kernel, chains
         self.data = estimator.target.data if isinstance(estimator.target, Posterior) else None
+        if isinstance(self.data, Sharded):
+            self.data = self.data.arrays
         self.full = indexer.full
 
     def _one(
@@ -345,5 +455,6 @@ class ChainStepper:
             )
         # A single chain runs without vmap: batched linear algebra of batch one is slower.
         rows, batch = jax.tree.map(lambda x: x[0], (rows, batch))
-        state, info = self._one(noise[0], take_chain(states, 0), rows, batch, step_size, due)
+        noise = jax.tree.map(lambda x: x[0], noise)
+        state, info = self._one(noise, take_chain(states, 0), rows, batch, step_size, due)
         return State(state.step, *_stacked(tuple(state[1:]))), _stacked(info)

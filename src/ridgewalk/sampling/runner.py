@@ -5,14 +5,14 @@ shown.
 """
 
 import contextlib
-import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,38 +20,30 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ridgewalk._compilation import jit
 from ridgewalk._control_flow import WORD, words
-from ridgewalk._random import keys_at
-from ridgewalk._types import Key, PyTree
-from ridgewalk._validation import check_choice
-from ridgewalk.data import Batches
-from ridgewalk.gradients import GradientEstimator
-from ridgewalk.kernel import Info, Sampler, State, build_kernel
+from ridgewalk._types import PyTree
+from ridgewalk.distributed import processes
+from ridgewalk.kernel import Tuned
+from ridgewalk.preconditioners.base import AdaptivePreconditioner
 from ridgewalk.result import ChainStatus
-from ridgewalk.sampling.batching import (
-    FIX,
-    IterableReader,
-    Prefetcher,
-    Reader,
-    RowReader,
-    locate_nonfinite_batch,
-    order_at,
-)
+from ridgewalk.sampling.batching import FIX
+from ridgewalk.sampling.chain_group import ChainGroup
 from ridgewalk.sampling.loop import (
     CAUSES,
     EXPLODED,
     NONFINITE_AT_END,
-    DivergenceMonitor,
-    LoopCarry,
-    LoopSpec,
     StepRange,
-    init_chains,
-    run_steps,
-    take_chain,
 )
+from ridgewalk.sampling.parts import agree, gather_measured, gather_statuses, regroup
 from ridgewalk.sampling.stability import DivergenceError, hint, stability_limit
 from ridgewalk.sampling.storage import RunWriter
+from ridgewalk.sampling.warmup import (
+    WORST_SCALE,
+    Measured,
+    WarmupPlan,
+    at_fixed_point,
+    choose,
+)
 from ridgewalk.schedules import RunSchedule
 
 # Signals
@@ -105,6 +97,27 @@ def stop_on_signal() -> Iterator[StopFlag]:
 
 Report = Callable[[int, np.ndarray, np.ndarray], None]
 """Takes the steps made so far, the newest potentials of the chains, and which chains have not diverged."""
+
+
+class RunProgress(NamedTuple):
+    """How far a run is: what `sample(callback=…)` is called with after every device call, about twice a second.
+
+    Of several processes, each has its own chains here.
+    """
+
+    step: int
+    """Steps made by each chain."""
+    steps: int
+    """Steps of the whole run."""
+    potentials: np.ndarray
+    """The newest potential of every chain, (chain,): −log of the unnormalised posterior, on the step's batch."""
+    alive: np.ndarray
+    """Boolean (chain,): which chains have not diverged."""
+    seconds: float
+    """Time since this call of `sample` began to make steps, compilation included."""
+
+
+Callback = Callable[[RunProgress], Any]
 
 
 _compile_seconds = 0.0
@@ -195,162 +208,11 @@ class ChunkSizer:
         self._length = max(1, min(wanted, 8 * steps, LONGEST_CHUNK))
 
 
-# Chains
-
-ChainMethod = Literal["vectorized", "sequential", "parallel"]
-
-
-def split_chains(method: str, chains: int) -> list[tuple[slice, Any]]:
-    """Which chains run together, and on which device (None: the default one)."""
-    check_choice("chain_method", method, get_args(ChainMethod))
-    if method == "vectorized":
-        return [(slice(0, chains), None)]
-    each = [slice(chain, chain + 1) for chain in range(chains)]
-    if method == "sequential":
-        return [(one, None) for one in each]
-    devices = jax.local_devices()
-    if len(devices) < chains:
-        raise ValueError(
-            f"chain_method: 'parallel' needs one device per chain: {chains} chains, {len(devices)} devices; use "
-            f"'vectorized', or on CPU set XLA_FLAGS=--xla_force_host_platform_device_count={chains} before JAX starts"
-        )
-    return [(one, devices[i]) for i, one in enumerate(each)]
-
-
-def _info(sampler: Sampler, estimator: GradientEstimator, states: State) -> Info:
-    """What a step of all chains shows; for its shapes. (Not a method, so that it is traced once for many runs.)"""
-    batch = estimator.target.subsample()
-    state = take_chain(states, 0)
-    info = build_kernel(sampler, estimator, state.position).step(jax.random.key(0), state, batch, 1.0)[1]
-    chains = jax.tree.leaves(states.position)[0].shape[0]
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (chains, *x.shape)), info)
-
-
-_take_chain = jit(take_chain)
-
-
-class ChainGroup:
-    """Chains that one compiled loop runs together on one device."""
-
-    def __init__(
-        self,
-        sampler: Sampler,
-        estimator: GradientEstimator,
-        keys: Key,
-        starts: PyTree,
-        potentials: jax.Array,
-        spec: LoopSpec,
-        host_data: PyTree,
-        buffer_draws: int,
-        device: Any,
-    ) -> None:
-        self.device = device
-        if device is not None:
-            estimator, keys, starts, potentials = jax.device_put((estimator, keys, starts, potentials), device)
-        self.sampler, self.estimator, self.keys, self.spec = sampler, estimator, keys, spec
-        self._keys_of_word = 0, keys
-        self.chains = keys.shape[0]
-        self.dimension = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(starts))
-        states = init_chains(sampler, estimator, starts)
-        info = jax.eval_shape(_info, sampler, estimator, states)
-        draws = spec.recorder.empty(states.position, info, buffer_draws)
-        temperature = sampler.dynamics.temperature
-        self.carry = LoopCarry(states, draws, DivergenceMonitor.init(potentials, self.dimension, temperature), None)
-        self.host_data, self.prefetcher = host_data, None
-        if spec.indexer.prefetched:
-            examples = estimator.target.data.examples  # type: ignore[union-attr]
-            self.prefetcher = Prefetcher(examples, spec.indexer.batch_size, self.chains)
-
-    def saved(self) -> PyTree:
-        """The arrays of a checkpoint."""
-        return self.carry.states, self.carry.draws.moments, self.carry.monitor
-
-    def restore(self, saved: PyTree) -> None:
-        """Continue from the arrays of a checkpoint."""
-        states, moments, monitor = jax.device_put(saved, self.device)  # None leaves the device open, as at the start
-        draws = self.carry.draws._replace(moments=moments)
-        self.carry = self.carry._replace(states=states, draws=draws, monitor=monitor)
-
-    @property
-    def alive(self) -> bool:
-        """Whether any chain of the group has not diverged."""
-        return bool(np.any(np.asarray(self.carry.monitor.step) < 0))
-
-    @property
-    def finite(self) -> np.ndarray:
-        """Which chains are at a position that is finite."""
-        leaves = jax.tree.leaves(self.carry.states.position)
-        each = [np.isfinite(np.asarray(leaf)).reshape(self.chains, -1).all(axis=1) for leaf in leaves]
-        return np.all(each, axis=0)
-
-    def begin(self, step: int, stop: int) -> None:
-        """Prepare the data of the steps from `step` on; batches of the first `stop − step` steps are prefetched."""
-        if self.prefetcher is None:
-            self.carry = self.carry._replace(order=order_at(self.spec.indexer, self.keys, step))
-            return
-        reader: Reader
-        if isinstance(self.host_data, Batches):
-            reader = IterableReader(self.host_data, self.chains, step)
-        else:
-            reader = RowReader(self.host_data, self.spec.indexer, self.keys)
-        self.prefetcher.begin(reader, step, stop - step)
-
-    def batches(self, ahead: int) -> PyTree:
-        """The prefetched batches of the next steps; those of the `ahead` steps after them are begun."""
-        return None if self.prefetcher is None else self.prefetcher.take(ahead)
-
-    def advance(self, start: int, step_range: StepRange, step_sizes: np.ndarray, batches: PyTree) -> None:
-        """Start a device call whose first step is number `start`; reading the carry waits for it."""
-        leaf = jax.tree.leaves(self.carry.states.position)[0]
-        sizes = jnp.asarray(step_sizes, jnp.result_type(*jax.tree.leaves(self.carry.states.position)))
-        if len(jax.local_devices()) > 1:
-            sizes, step_range, batches = jax.device_put((sizes, step_range, batches), leaf.sharding)
-        keys = self._keys_at(start)
-        self.carry = run_steps(
-            self.sampler, self.estimator, keys, self.carry, sizes, step_range, batches, spec=self.spec
-        )
-
-    def _keys_at(self, step: int) -> Key:
-        high = step // WORD
-        if self._keys_of_word[0] != high:
-            self._keys_of_word = high, keys_at(self.keys, step)
-        return self._keys_of_word[1]
-
-    def locate_nonfinite_batch(self, chain: int, step: int) -> str:
-        """What is not finite in the batch that a chain of the group, counted in it, read from the host in a step."""
-        if self.prefetcher is None:
-            return ""
-        return locate_nonfinite_batch(self.host_data, self.spec.indexer, self.keys, chain, step)
-
-    def draw_shapes(self) -> dict[str, PyTree]:
-        """Shapes and dtypes of one draw of one chain."""
-
-        def one(x: jax.Array) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape[2:], x.dtype)
-
-        return {name: jax.tree.map(one, tree) for name, tree in self._groups().items()}
-
-    def _groups(self) -> dict[str, PyTree]:
-        made = self.carry.draws
-        groups = {"posterior": made.positions, "collected": made.collected, "sample_stats": made.info}
-        return {name: tree for name, tree in groups.items() if tree is not None}
-
-    def draws(self, count: int) -> dict[str, PyTree]:
-        """The draws of the last device call on the host, leading axes (chain, draw)."""
-
-        def to_host(x: jax.Array) -> np.ndarray:
-            return np.array(np.swapaxes(np.asarray(x)[:count], 0, 1))  # slicing on the device would compile per count
-
-        return {name: jax.tree.map(to_host, tree) for name, tree in self._groups().items()}
-
-    def chain_states(self) -> list[State]:
-        """The states, a chain at a time."""
-        return [_take_chain(self.carry.states, chain) for chain in range(self.chains)]
-
-    def close(self) -> None:
-        """End the thread that reads batches."""
-        if self.prefetcher is not None:
-            self.prefetcher.close()
+def tuned_step_size(tuned: list[Any]) -> float:
+    """The median step size that warm-up chose, of which those of the schedule are factors; 1 if they were given."""
+    if not isinstance(tuned[0], Tuned):
+        return 1.0
+    return float(np.median(np.concatenate([np.ravel(each.step_size) for each in tuned])))
 
 
 class Runner:
@@ -359,6 +221,7 @@ class Runner:
     def __init__(self, schedule: RunSchedule, groups: list[ChainGroup], writer: RunWriter, buffer_draws: int) -> None:
         self.schedule, self.groups, self.writer, self.buffer_draws = schedule, groups, writer, buffer_draws
         self.step = writer.start
+        self.chains = [chain for group in groups for chain in range(group.part.chains.start, group.part.chains.stop)]
         if writer.found is not None:
             self._restore(writer.found.arrays)
 
@@ -366,38 +229,87 @@ class Runner:
         return [group.saved() for group in self.groups]
 
     def _restore(self, arrays: list[np.ndarray]) -> None:
-        like, structure = jax.tree.flatten(self._saved())
+        like, structure = jax.tree.flatten([group.saved_shapes(self.step) for group in self.groups])
         shapes = [(leaf.shape, leaf.dtype) for leaf in like]
+        if shapes != [(array.shape, array.dtype) for array in arrays]:
+            saved = [group.saved_shapes(self.step) for group in self.groups]
+            arrays = regroup(arrays, saved, [group.part.chains for group in self.groups])
         if shapes != [(array.shape, array.dtype) for array in arrays]:
             raise ValueError("resume: the checkpoint's arrays do not fit this sampler; use another checkpoint folder")
         for group, saved in zip(self.groups, jax.tree.unflatten(structure, arrays), strict=True):
             group.restore(saved)
 
-    def run(self, progress: bool, compiled_before: float) -> None:
+    def run(self, progress: bool, compiled_before: float, callback: Callback | None = None) -> None:
         """Make the remaining steps, unless a signal ends the run early."""
+        began = time.monotonic()
         with contextlib.ExitStack() as stack:
             flag = stack.enter_context(stop_on_signal())
-            report = stack.enter_context(progress_bar(self.schedule.steps, self.step, progress, compiled_before))
+            if jax.process_count() > 1:
+                stack.enter_context(processes.failing_together())
+            wanted = progress and jax.process_index() == 0
+            report = stack.enter_context(progress_bar(self.schedule.steps, self.step, wanted, compiled_before))
             sizer = ChunkSizer()
-            stop = self._chunk_end(self.step, sizer)
+            stop = self._agree(self._chunk_end(self.step, sizer), flag)[0]
             for group in self.groups:
                 stack.callback(group.close)
-                group.begin(self.step, stop)
-            while self.step < self.schedule.steps and not flag.signal:
-                start, after = self.step, self._chunk_end(stop, sizer)
+                group.begin(self.step, stop, None if self.writer.found is None else self.writer.found.data)
+            while self.step < self.schedule.steps:
+                after, go_on, due = self._agree(self._chunk_end(stop, sizer), flag)
+                if not go_on:
+                    break
+                if due:
+                    self._save()
+                start = self.step
+                self._enter_phase(start)
                 self._advance(start, stop, self._batches(after - stop))
                 sizer.record(stop - start)
                 self.step, stop = stop, after
                 alive = self.bad_steps < 0
-                report(self.step, np.concatenate([np.asarray(g.carry.monitor.potential) for g in self.groups]), alive)
-                if not alive.any():
-                    break
-                if self.writer.due(self.step):
-                    self.writer.save(self.step, self._saved())
+                potentials = np.concatenate([np.asarray(g.carry.monitor.potential) for g in self.groups])
+                report(self.step, potentials, alive)
+                if callback is not None:
+                    with self._checkpoint_on_error("in callback"):
+                        seconds = time.monotonic() - began
+                        callback(RunProgress(self.step, self.schedule.steps, potentials, alive, seconds))
             self._mask_last()
-            if self.step and (self.bad_steps < 0).any():
-                self.writer.save(self.step, self._saved())
+            if self.step and self._agree(self.step, flag, at_end=True)[1]:
+                self._save()
             self.writer.finish()
+
+    def _agree(self, after: int, flag: StopFlag, at_end: bool = False) -> tuple[int, bool, bool]:
+        """Where the device call after the next one ends, whether the run goes on, and whether a checkpoint is due.
+
+        All processes decide alike: the length is that of process 0, and a signal to one of them stops all.
+        """
+        alive, due, signalled = bool((self.bad_steps < 0).any()), self.writer.due(self.step), flag.signal
+        if jax.process_count() > 1:
+            processes.note_progress(self.step, self.writer.advice())
+            after, due, alive, signalled = agree(self.groups, self.step, after, due, alive, signalled)
+            flag.signal = flag.signal or signalled  # one that came meanwhile waits for the next agreement
+        return after, alive and (at_end or not signalled), due
+
+    def _save(self) -> None:
+        """Write a checkpoint of the steps made so far."""
+        state = self.groups[0].prefetcher.state if self.groups[0].prefetcher is not None else None
+        self.writer.save(self.step, self._saved(), state)
+
+    @contextmanager
+    def _checkpoint_on_error(self, where: str) -> Iterator[None]:
+        """What the user's code raises between two device calls leaves a checkpoint behind, unless other processes,
+        which may not have raised it, would have to take part.
+        """
+        try:
+            yield
+        except Exception as error:
+            alone = jax.process_count() == 1
+            if alone and self.writer.folder is not None and self.step and (self.bad_steps < 0).any():
+                self._save()
+                self.writer.finish()
+                error.add_note(
+                    f"ridgewalk: raised {where} after step {self.step}. A checkpoint of that step was written; the "
+                    "same call with resume=True continues from it."
+                )
+            raise
 
     def _chunk_end(self, start: int, sizer: ChunkSizer) -> int:
         """Where the device call that begins at step `start` ends.
@@ -409,34 +321,65 @@ class Runner:
         prefetched = [group.prefetcher.capacity for group in self.groups if group.prefetcher is not None]
         length = min(sizer.length, *prefetched) if prefetched else sizer.length
         length -= length % block if length > block else 0  # random numbers are drawn for whole blocks
-        buffer_full = schedule.burn_in + schedule.thin * (schedule.draws_by(start) + self.buffer_draws)
+        buffer_full = schedule.step_of_draw(schedule.draws_by(start) + self.buffer_draws - 1)
         between = self.writer.steps_between
         checkpoint = schedule.steps if between is None else (start // between + 1) * between
-        return min(start + length, schedule.steps, buffer_full, checkpoint, (start // WORD + 1) * WORD)
+        phases = () if self.plan is None else self.plan.ends
+        phase = min((end for end in phases if end > start), default=schedule.steps)
+        return min(start + length, schedule.steps, buffer_full, checkpoint, phase, (start // WORD + 1) * WORD)
+
+    @property
+    def plan(self) -> WarmupPlan | None:
+        """The plan of warm-up; None without."""
+        return self.groups[0].plan
+
+    def _enter_phase(self, start: int) -> None:
+        """Between two phases of warm-up: prepare the next; after the last, choose ε and friction for all chains."""
+        if self.plan is None or start not in self.plan.ends:
+            return
+        if start < self.plan.steps:
+            phase = self.plan.phase(start + 1)
+            scales = np.concatenate([np.asarray(group.carry.states.tuning.scale) for group in self.groups])
+            for group in self.groups:
+                group.enter(phase, phase == 2 and bool(np.median(scales) > WORST_SCALE))
+            return
+        each = [found for group in self.groups for found in group.measure_warmup()]
+        usable = [found for found, bad in zip(each, self.bad_steps, strict=True) if bad < 0]
+        if jax.process_count() > 1:
+            usable = gather_measured(self.chains, each, self.bad_steps)
+        usable = usable or each
+        noise = float(np.median([found.noise for found in usable]))
+        steps, dynamics = max(1, self.schedule.steps - start), self.groups[0].sampler.dynamics
+        if isinstance(self.groups[0].sampler.preconditioner, AdaptivePreconditioner):
+            each, usable = ([at_fixed_point(self.groups[0].phase, x) for x in found] for found in (each, usable))
+        median = Measured(*np.median(np.array(usable), axis=0).tolist())
+        common, *choices = (
+            choose(dynamics, self.groups[0].phase, found, steps, self.schedule.chains) for found in (median, *each)
+        )
+        for group in self.groups:
+            mine, choices = choices[: group.chains], choices[group.chains :]
+            found, each = each[: group.chains], each[group.chains :]
+            sizes = [min(choice.step_size, common.step_size) for choice in mine] if self.plan.step_size else [1.0]
+            group.finish_warmup(np.array(sizes), common.friction, noise, found)
 
     def _batches(self, ahead: int) -> list[PyTree]:
         """The batches of the next steps for each group that goes on; those of the `ahead` steps after them are read
-        meanwhile. What the user's data raise leaves a checkpoint behind: no group has moved yet.
+        meanwhile. No group has moved yet when the user's data raise an error.
         """
-        try:
+        with self._checkpoint_on_error("while batches were read"):
             return [group.batches(ahead) if group.alive else None for group in self.groups]
-        except Exception as error:
-            if self.writer.folder is not None and self.step:
-                self.writer.save(self.step, self._saved())
-                self.writer.finish()
-                error.add_note(
-                    f"ridgewalk: raised while the batches after step {self.step} were read. A checkpoint of that step "
-                    "was written; the same call with resume=True continues from it."
-                )
-            raise
 
     def _advance(self, start: int, stop: int, batches: list[PyTree]) -> None:
         """Make the steps from `start` to `stop` and keep their draws."""
-        sizes = np.zeros(LONGEST_CHUNK)
+        sizes, slots = np.zeros(LONGEST_CHUNK), np.zeros(LONGEST_CHUNK + 1, np.int32)
         sizes[: stop - start] = self.schedule.step_sizes.between(start, stop)
-        counts = (*words(start), stop - start, *self.schedule.next_draw(start))
-        low, high, steps, until, thin = (jnp.asarray(count, jnp.int32) for count in counts)
-        step_range = StepRange(low, high, steps, until, thin, self.groups[0].spec.indexer.epoch_position(start))
+        slots[: stop - start + 1] = self.schedule.slots(start, stop)
+        low, high, steps = np.array((*words(start), stop - start), np.int32)  # `jnp.asarray` of each: 0.1 ms a call
+        windows: Any = None
+        if self.plan is not None and start < self.plan.steps:
+            windows = np.array(self.plan.window_ends, np.int32)
+        epoch = self.groups[0].spec.indexer.epoch_position(start)
+        step_range = StepRange(low, high, steps, slots, epoch, windows)
         for group, read in zip(self.groups, batches, strict=True):
             if group.alive:
                 group.advance(start, step_range, sizes, read)
@@ -444,7 +387,7 @@ class Runner:
         if last > first:
             parts = [group.draws(last - first) for group in self.groups]
             draws = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-            self.writer.write(first, self._masked(draws, first, last))
+            self.writer.write(first, self._masked(draws, first, last), self._tuned_step_size)
         else:
             jax.block_until_ready([group.carry.monitor for group in self.groups])
 
@@ -453,8 +396,8 @@ class Runner:
         bad = self.bad_steps
         if (bad < 0).all():
             return draws
-        steps = self.schedule.burn_in + self.schedule.thin * np.arange(first + 1, last + 1) - 1
-        lost = (bad[:, None] >= 0) & (steps[None, :] >= bad[:, None] - 1)
+        steps = self.schedule.draw_steps(first, last)
+        lost = (bad[:, None] >= 0) & (steps[None, :] >= bad[:, None])
 
         def mask(leaf: np.ndarray) -> np.ndarray:
             if jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -465,10 +408,15 @@ class Runner:
 
     def _mask_last(self) -> None:
         """NaN for draws that led to a divergence in the step after them: they may have been taken a chunk before."""
-        for chain, bad in enumerate(np.where(self._nonfinite_at_end, self.step, self.bad_steps)):
+        found = []
+        for chain, bad in zip(self.chains, np.where(self._nonfinite_at_end, self.step, self.bad_steps), strict=True):
             count = self.schedule.draws_by(int(bad)) if bad >= 0 else 0
-            if count and self.schedule.burn_in + self.schedule.thin * count == bad:
-                self.writer.mask_draw(chain, count - 1)
+            if count and self.schedule.step_of_draw(count - 1) == bad:
+                found.append((chain, count - 1))
+        if jax.process_count() > 1:
+            found = sorted({tuple(place) for places in processes.exchange_json("masked", found) for place in places})
+        for chain, draw in found:
+            self.writer.mask_draw(chain, draw)
 
     def _diverged(self, chain: int, step: int, cause: int, start: PyTree) -> ChainStatus:
         """Why a chain diverged: bad data (those in memory were tried before the run), or steps too large."""
@@ -477,7 +425,19 @@ class Runner:
         if found:
             return ChainStatus("diverged", step, f"{CAUSES[cause]}: NaN or infinity in the data, {found}", FIX)
         limit = stability_limit(group.sampler, group.estimator, start)
-        return ChainStatus("diverged", step, CAUSES[cause], hint(self.schedule.step_sizes.at(step), limit))
+        tuned = tuned_step_size([group.carry.states.tuning for group in self.groups])
+        step_size = self.schedule.step_sizes.at(step) * tuned
+        return ChainStatus("diverged", step, CAUSES[cause], hint(step_size, limit))
+
+    @cached_property
+    def _tuned_step_size(self) -> float:
+        """The step size of all chains that warm-up chose, the same in every process; known from the first draw on."""
+        tuned = [group.carry.states.tuning for group in self.groups]
+        if jax.process_count() == 1 or not isinstance(tuned[0], Tuned):
+            return tuned_step_size(tuned)
+        own = np.concatenate([np.ravel(each.step_size) for each in tuned]).tolist()
+        listed = processes.exchange_json("step sizes", list(zip(self.chains, own, strict=True)))
+        return float(np.median([*{chain: size for process in listed for chain, size in process}.values()]))
 
     @property
     def bad_steps(self) -> np.ndarray:
@@ -500,8 +460,10 @@ class Runner:
             if bad < 0:
                 result.append(ChainStatus(ended, self.step))
                 continue
-            start = jax.tree.map(lambda x, c=chain: x[c], starts)
+            start = jax.tree.map(lambda x, c=self.chains[chain]: x[c], starts)
             result.append(self._diverged(chain, int(bad), int(cause), start))
+        if jax.process_count() > 1:
+            result = gather_statuses(self.chains, result)
         if not any(status.alive for status in result):
             lines = "\n  ".join(f"chain {i}: {status}" for i, status in enumerate(result))
             raise DivergenceError(f"all {len(result)} chains diverged\n  {lines}")

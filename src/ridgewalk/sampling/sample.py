@@ -5,10 +5,12 @@ Errors name the argument, its value and the fix.
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +19,24 @@ import numpy as np
 from ridgewalk._compilation import jit
 from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import Key, PyTree
-from ridgewalk._validation import check_whole
+from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.data import Batches, DataPlaceholder
+from ridgewalk.distributed.processes import check_together, failing_together
+from ridgewalk.distributed.shards import Sharded
+from ridgewalk.dynamics.as_printed import AsPrinted
+from ridgewalk.dynamics.hamiltonian import Hamiltonian
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
-from ridgewalk.kernel import Sampler, build_kernel
+from ridgewalk.kernel import Sampler, State, Tuned, build_kernel
 from ridgewalk.result import Result
 from ridgewalk.sampling.batching import FIX, BatchIndexer, Source, check_finite, find_nonfinite_rows, has_nonfinite_rows
+from ridgewalk.sampling.chain_group import ChainGroup, ChainMethod, split_chains
 from ridgewalk.sampling.loop import DrawRecorder, LoopSpec, block_length, join_moments
-from ridgewalk.sampling.runner import LONGEST_CHUNK, ChainGroup, ChainMethod, Runner, compile_seconds, split_chains
-from ridgewalk.sampling.storage import RunWriter
+from ridgewalk.sampling.parts import gather_result
+from ridgewalk.sampling.runner import LONGEST_CHUNK, Callback, Runner, compile_seconds, tuned_step_size
+from ridgewalk.sampling.storage import RunWriter, stored_setting
+from ridgewalk.sampling.warmup import SHORTEST, WarmupPlan
 from ridgewalk.schedules import Every, RunSchedule, StepSizes, parse_interval
-from ridgewalk.target import Density, Posterior, Target, on_host
+from ridgewalk.target import Density, Posterior, Target, constrained, model_starts, on_host
 
 BUFFER_NUMBERS = 2**22
 """About how many parameters the draw buffer holds on the device."""
@@ -35,21 +44,42 @@ BUFFER_NUMBERS = 2**22
 EAGER_NUMBERS = 2**12
 """Draws of so few numbers are written in every step: asking whether one is due would cost more."""
 
-MAY_CHANGE = ("target", "steps", "step_size", "store", "checkpoint", "checkpoint_every", "resume", "progress")
+MAY_CHANGE = (
+    *("target", "steps", "step_size", "store", "checkpoint", "checkpoint_every", "resume", "progress", "callback"),
+)
 """Arguments of `sample` that a resumed run is not compared by; the estimator and step sizes are compared instead."""
 
 
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def _together(run: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """With several processes, an error in one of them ends the others."""
+
+    @functools.wraps(run)
+    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Returned:
+        if jax.process_count() == 1:
+            return run(*arguments, **keywords)
+        with failing_together():
+            return run(*arguments, **keywords)
+
+    return call
+
+
+@_together
 def sample(
     key: Key,
     sampler: Sampler,
     target: Target | GradientEstimator,
-    position: PyTree,
+    position: PyTree | None = None,
     *,
     steps: int,
-    step_size: float | Callable[[Any], Any],
+    step_size: float | Callable[[Any], Any] | Literal["auto"] = "auto",
     batch_size: int | None = None,
     chains: int = 1,
-    burn_in: int = 0,
+    burn_in: int | None = None,
+    warmup: int | None = None,
     thin: int = 1,
     start_per_chain: bool = False,
     chain_method: ChainMethod = "vectorized",
@@ -61,6 +91,7 @@ def sample(
     checkpoint_every: Every = "5 min",
     resume: bool = False,
     progress: bool = True,
+    callback: Callback | None = None,
 ) -> Result:
     """Run `chains` chains of `steps` steps and keep every `thin`-th position after `burn_in`.
 
@@ -71,17 +102,23 @@ def sample(
         key: a JAX random key; the same key gives the same draws.
         sampler: a named sampler, such as `hasgld_sa()`, or a `Sampler(dynamics, preconditioner)`.
         target: a `Posterior`, a `Density`, or an estimator such as `control_variates(posterior, centre)`.
-        position: where the chains start: any pytree of float arrays, whose structure and dtypes the draws keep.
+        position: where the chains start: any pytree of float arrays, whose structure and dtypes the draws keep. None
+            lets the model of a target from `from_numpyro` or `from_pymc` draw a start for each chain.
         steps: steps of each chain, burn-in included.
-        step_size: ε, a positive number or a schedule (any optax schedule: a function of the step, from 0); the drift
-            is −ε G ∇U and the noise has covariance 2 ε T G.
+        step_size: "auto", found during warm-up for the length of this run; or ε, a positive number or a schedule (any
+            optax schedule: a function of the step, from 0). The drift is −ε G ∇U and the noise has covariance 2 ε T G.
+            A schedule with a function `keep(step)`, such as `cycles`, also says which steps may be kept.
         batch_size: examples of each step's batch; None uses the full data (or the batches as `Batches` gives them).
         chains: independent chains.
-        burn_in: the number of first steps that are not kept.
-        thin: keep every `thin`-th position after burn-in.
+        burn_in: the number of first steps that are not kept; by default a fifth of `steps` with step_size="auto", and
+            `warmup` with a given step size.
+        warmup: the first steps of the burn-in, in which the chains move to the posterior and the preconditioner, ε and
+            "auto" friction are found; each costs two gradients. By default all of the burn-in with step_size="auto",
+            and 0 with a given step size, which is then used from the first step on.
+        thin: keep every `thin`-th position after burn-in, of those that the schedule keeps.
         start_per_chain: `position` has a leading axis with one start per chain.
-        chain_method: "vectorized" runs all chains in one loop, "sequential" one after the other, "parallel" one on
-            each device.
+        chain_method: "vectorized" runs all chains in one loop, "sequential" one after the other, "parallel" spreads
+            them over the devices of all processes.
         replacement: draw batches with replacement; False goes through the data in a new random order every epoch.
         keep: "draws" keeps positions; "moments" only their running mean and variance, for models of millions of
             weights. None means moments if `collect` is given without `store`, else draws.
@@ -91,18 +128,24 @@ def sample(
         checkpoint_every: steps (500) or time ("10 min") between checkpoints.
         resume: continue from the newest checkpoint, or start a run if there is none.
         progress: show a progress bar if standard error is a terminal.
+        callback: a function that is called with a `RunProgress` after every device call, about twice a second, for
+            example to log it. If it raises, a checkpoint is written first where there is a folder for it. Of several
+            processes, each calls it with its own chains, and writes no checkpoint then.
     """
-    arguments = {name: value for name, value in locals().items() if name not in MAY_CHANGE}
-    compiled_before = compile_seconds()
+    given = _given_arguments(locals())
     check_kinds(key, sampler, target)
+    burn_in, warmup = resolve_warmup(sampler, steps, step_size, burn_in, warmup, checkpoint if resume else None)
+    arguments = {name: value for name, value in locals().items() if name not in (*MAY_CHANGE, "given")}
+    compiled_before = compile_seconds()
     check_counts(steps, burn_in, thin, chains)
     check_pruning(sampler, steps)
     check_keep(keep, collect, store)
-    check_resume(checkpoint, resume)
-    schedule = RunSchedule(steps, burn_in, thin, chains, StepSizes(step_size, steps))
-    parts = split_chains(chain_method, chains)
+    check_run_options(checkpoint, resume, callback)
+    schedule = run_schedule(steps, burn_in, thin, chains, step_size)
+    plan = WarmupPlan(warmup, isinstance(step_size, str)) if warmup else None
     estimator = as_estimator(target)
     data = estimator.target.data if isinstance(estimator.target, Posterior) else None
+    parts = split_chains(chain_method, chains, data)
     indexer = check_data(estimator.target, batch_size, replacement)
     nonfinite = find_nonfinite_rows(data)
     if isinstance(data, Batches) and len(parts) > 1:
@@ -110,6 +153,8 @@ def sample(
             f"chain_method: {chain_method!r} with Batches would read the iterable once per chain; use 'vectorized'"
         )
 
+    if position is None:
+        position, start_per_chain = model_starts(key, estimator.target, chains), True
     starts = _starts(check_position(position), chains, start_per_chain)
     # Chains are taken apart on the host: operations of JAX outside `jit` would each be compiled.
     on_host_starts = jax.tree.map(np.asarray, starts)
@@ -133,43 +178,126 @@ def sample(
     groups = [
         ChainGroup(
             resolved,
-            on_device,
-            keys[part],
-            jax.tree.map(lambda x, part=part: x[part], starts),
-            first_potentials[part],
+            _of_group(on_device, part.group),
+            keys[part.chains],
+            jax.tree.map(lambda x, part=part: x[part.chains], starts),
+            first_potentials[part.chains],
             spec,
             data,
             buffer_draws,
-            device,
+            part,
+            plan,
         )
-        for part, device in parts
+        for part in parts
+        if jax.process_index() in part.processes
     ]
     settings = {**arguments, "estimator": estimator, "keep": keep, "x64": bool(jax.config.read("jax_enable_x64"))}
-    every = parse_interval(checkpoint_every)
-    writer = RunWriter(schedule, groups[0].draw_shapes(), settings, store, checkpoint, every, resume)
+    writer = RunWriter(
+        schedule,
+        groups[0].draw_shapes(),
+        settings,
+        store,
+        checkpoint,
+        parse_interval(checkpoint_every),
+        resume,
+        parts,
+    )
     with contextlib.closing(writer):
         runner = Runner(schedule, groups, writer, buffer_draws)
-        runner.run(progress, compiled_before)
+        runner.run(progress, compiled_before, callback)
         status = runner.status(starts)
+        writer.record_outcome(status)
         draws = schedule.draws_by(runner.step)
         made = writer.result_draws(draws)
-        moments = [group.carry.draws.moments for group in groups]
+        moments = join_moments([group.carry.draws.moments for group in groups])
+        final_states = [state for group in groups for state in group.chain_states()]
+        if jax.process_count() > 1:
+            made, final_states, moments = gather_result(parts, made, final_states, moments, store is not None)
         return Result(
             positions=made.get("posterior"),
-            final_states=tuple(state for group in groups for state in group.chain_states()),
+            final_states=tuple(final_states),
             info=made["sample_stats"],
-            step_sizes=schedule.draw_step_sizes(draws),
-            sampler=sampler,
+            step_sizes=schedule.draw_step_sizes(0, draws) * tuned_step_size([state.tuning for state in final_states]),
+            sampler=with_tuned_friction(sampler, groups[0].carry.states),
             estimator=estimator,
             batch_size=batch_size,
             status=status,
             steps=runner.step,
             collected=made.get("collected"),
-            moments=None if moments[0] is None else join_moments(moments),
+            moments=moments,
             store=writer.store_path,
             burn_in=burn_in,
             thin=thin,
+            kept_steps=schedule.draw_steps(0, draws) if schedule.step_sizes.keep else None,
+            warmup=warmup,
+            arguments=given,
         )
+
+
+def _of_group(estimator: GradientEstimator, group: int | None) -> GradientEstimator:
+    """The estimator on the devices of one group of chains; on all where there are no groups."""
+    target = estimator.target
+    if group is None or not isinstance(target, Posterior):
+        return estimator
+    return dataclasses.replace(estimator, target=dataclasses.replace(target, data=target.data.group(group)))  # type: ignore[type-var]
+
+
+def resolve_warmup(
+    sampler: Sampler,
+    steps: Any,
+    step_size: Any,
+    burn_in: int | None,
+    warmup: int | None,
+    checkpoint: str | Path | None,
+) -> tuple[int, int]:
+    """Burn-in and warm-up where they are not given; a resumed run keeps those it was begun with."""
+    check_whole("steps", steps, 1, "say how many steps each chain makes")
+    automatic = isinstance(step_size, str)
+    if automatic:
+        check_choice("step_size", step_size, ("auto",), "a positive number, or a schedule (a function of the step)")
+    if burn_in is None and checkpoint is not None:
+        burn_in = stored_setting(Path(checkpoint), "burn_in")
+    if warmup is not None:
+        check_whole("warmup", warmup, 0, "use 0 for none")
+    if burn_in is None:
+        burn_in = steps // 5 if automatic and warmup is None else warmup or 0
+    check_whole("burn_in", burn_in, 0, "use 0 to keep all steps")
+    if warmup is None:
+        warmup = burn_in if automatic else 0
+    if warmup > burn_in:
+        raise ValueError(
+            f"warmup: {warmup} steps are more than burn_in = {burn_in}; positions of warm-up are not draws of the "
+            "posterior, raise burn_in"
+        )
+    if warmup < SHORTEST and (automatic or warmup):
+        raise ValueError(
+            f"warmup: {warmup} steps are too few to find a step size; use at least {SHORTEST} (burn_in={SHORTEST}, "
+            f"with more than {SHORTEST} steps), or pass step_size=0.05 or the like and leave warmup out"
+        )
+    dynamics = sampler.dynamics
+    if warmup and (isinstance(dynamics, AsPrinted) or not dynamics.temperature > 0):
+        what = "form='as_printed'" if isinstance(dynamics, AsPrinted) else f"temperature {dynamics.temperature}"
+        raise ValueError(
+            f"step_size: 'auto' and warm-up need a sampler of the posterior, which {what} is not; pass a number, and "
+            "leave warmup out"
+        )
+    return burn_in, warmup
+
+
+def with_tuned_friction(sampler: Sampler, states: State) -> Sampler:
+    """The sampler with the friction that warm-up chose in place of "auto"."""
+    dynamics, tuning = sampler.dynamics, states.tuning
+    if not (isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto" and isinstance(tuning, Tuned)):
+        return sampler
+    return dataclasses.replace(sampler, dynamics=dataclasses.replace(dynamics, friction=float(tuning.friction[0])))
+
+
+def _given_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The sampler, and the keyword arguments that are not the defaults."""
+    options = {n: p.default for n, p in inspect.signature(sample).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    plain = (bool, int, float, str, type(None))
+    changed = {n: arguments[n] for n, d in options.items() if not isinstance(arguments[n], plain) or arguments[n] != d}
+    return {"sampler": arguments["sampler"], **changed}
 
 
 def _starts(position: PyTree, chains: int, per_chain: bool) -> PyTree:
@@ -200,6 +328,18 @@ def check_counts(steps: int, burn_in: int, thin: int, chains: int) -> None:
             f"thin: {thin} is more than the {steps - burn_in} steps after burn-in, so no draw would be left; "
             "lower it, or make more steps"
         )
+
+
+def run_schedule(steps: int, burn_in: int, thin: int, chains: int, step_size: Any) -> RunSchedule:
+    """The steps and draws of a run; its step sizes keep at least one draw of those that burn-in and thinning leave."""
+    sizes = StepSizes(1.0 if isinstance(step_size, str) else step_size, steps)
+    schedule = RunSchedule(steps, burn_in, thin, chains, sizes)
+    if not schedule.draws:
+        raise ValueError(
+            f"step_size: of {steps} steps with burn_in = {burn_in} and thin = {thin}, its keep(step) leaves no draw; "
+            "make more steps, or lower burn_in or thin"
+        )
+    return schedule
 
 
 def check_key(key: Any) -> None:
@@ -250,7 +390,7 @@ def check_precision(sampler: Sampler, estimator: GradientEstimator, position: Py
 
     try:
         jax.jit(first_step).lower(position)
-    except NotImplementedError as error:
+    except (NotImplementedError, TypeError) as error:  # TypeError: JAX 0.7 returns float32 from bfloat16
         raise ValueError(
             f"position: its dtype is {dtype}, in which JAX has no linear algebra for this sampler's preconditioner; "
             "convert it to float32 (jax.tree.map(lambda x: x.astype('float32'), position)), or use a sampler without "
@@ -264,8 +404,8 @@ def check_data(target: Target, batch_size: int | None, replacement: bool) -> Bat
         if batch_size is not None:
             raise ValueError(f"batch_size: {batch_size} was given, but a Density has no data; leave it out")
         return BatchIndexer("none")
-    if isinstance(target.data, Batches):
-        return _check_batches(target.data, batch_size)
+    if isinstance(target.data, Batches | Sharded):
+        return _check_parts(target.data, batch_size, replacement)
     leaves, _ = jax.tree_util.tree_flatten_with_path(target.data)
     if not leaves:
         raise ValueError("data: it holds no arrays; pass a pytree of arrays, or use ridgewalk.Density")
@@ -301,6 +441,22 @@ def check_data(target: Target, batch_size: int | None, replacement: bool) -> Bat
     return BatchIndexer(source, target.size, int(batch_size), prefetched=on_host(target.data))
 
 
+def _check_parts(data: Batches | Sharded, batch_size: int | None, replacement: bool) -> BatchIndexer:
+    if isinstance(data, Batches):
+        return _check_batches(data, batch_size)
+    here = data.shards // data.devices
+    if batch_size is None:
+        return BatchIndexer("full", data.size, data.size, shards=data.shards, shards_here=here)
+    check_whole("batch_size", batch_size, 1, "use None for the full data")
+    if batch_size % data.shards or batch_size > data.size:
+        raise ValueError(
+            f"batch_size: {batch_size} of {data.size} examples cannot be taken in equal parts from {data.shards} "
+            f"shards; use a multiple of {data.shards}, at most {data.size}"
+        )
+    source: Source = "replacement" if replacement else "epochs"
+    return BatchIndexer(source, data.size, int(batch_size), shards=data.shards, shards_here=here)
+
+
 def _check_batches(batches: Batches, batch_size: int | None) -> BatchIndexer:
     counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batches.first())}
     if len(counts) != 1 or () in counts:
@@ -318,6 +474,7 @@ _potential = jit(Posterior.potential)
 
 def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, suspected: dict[str, np.ndarray]) -> float:
     """Functions of the right shape, finite in rows `suspected`, and the potential to start from, which is finite."""
+    jax.eval_shape(lambda start: constrained(target, start), position)  # errors of `names` and `constrain`
     if isinstance(target, Density):
         _scalar("log_density", target.log_density, position)
         value = float(jax.jit(Density.potential)(target, position))
@@ -326,6 +483,7 @@ def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, sus
         _scalar("log_prior", target.prior_value, position)
         count = indexer.batch_size
         examples = target.data.examples if isinstance(target.data, DataPlaceholder) else target.data
+        examples = examples.arrays if isinstance(examples, Sharded) else examples
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
         shape = _shape("log_likelihood", target.likelihood_values, position, batch)
         if shape != (count,):
@@ -333,15 +491,32 @@ def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, sus
                 f"log_likelihood: for a batch of {count} examples it returned shape {shape}; return one value per "
                 f"example, shape ({count},), without summing or averaging over the batch"
             )
-        check_finite(target, position, suspected)
+        _check_finite(target, position, suspected)
         value = float(_potential(target, position, target.subsample()))
     if not math.isfinite(value):
-        if not isinstance(target, Density) and has_nonfinite_rows(target.subsample()):
+        if (
+            not isinstance(target, Density)
+            and not isinstance(target.data, Sharded)
+            and has_nonfinite_rows(target.subsample())
+        ):
             raise ValueError(f"data: some of the first examples looked at hold NaN or infinity; {FIX}")
         raise ValueError(
             f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
         )
     return value
+
+
+def _check_finite(target: Posterior, position: PyTree, suspected: dict[str, np.ndarray]) -> None:
+    """`check_finite`; rows of `Sharded` data are counted in the part of the process that has them."""
+    if not isinstance(target.data, Sharded):
+        check_finite(target, position, suspected)
+        return
+    found: Exception | None = None
+    try:
+        check_finite(dataclasses.replace(target, data=target.data.local_rows()[1]), position, suspected)
+    except ValueError as error:
+        found = error
+    check_together("finite", found)
 
 
 def check_keep(keep: str | None, collect: Any, store: Any) -> None:
@@ -359,13 +534,15 @@ def check_pruning(sampler: Sampler, steps: int) -> None:
     pruning = sampler.pruning
     if pruning is not None and pruning.stop > steps:
         raise ValueError(
-            f"sampler: pruning goes on until step {pruning.stop}, after the last of {steps} steps, and would not reach "
+            f"sampler: pruning ends at step {pruning.stop}, after the last of {steps} steps, and would not reach "
             f"its sparsity of {pruning.sparsity:g}; lower stop of pruned(…), best to burn_in, or make more steps"
         )
 
 
-def check_resume(checkpoint: Any, resume: bool) -> None:
-    """Where a run is resumed from."""
+def check_run_options(checkpoint: Any, resume: bool, callback: Any) -> None:
+    """Where a run is resumed from, and what is called during it."""
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback: {callback!r} is not a function of a RunProgress")
     if resume and checkpoint is None:
         raise ValueError("resume: True needs a folder to resume from; pass checkpoint=path")
 
@@ -406,6 +583,6 @@ def check_kinds(key: Any, sampler: Any, target: Any) -> None:
         )
     if not dataclasses.is_dataclass(target):
         raise ValueError(
-            f"target: the estimator {type(target).__name__} is a plain class, which JAX cannot look into; put "
-            "@ridgewalk.pytree_dataclass over it"
+            f"target: the estimator {type(target).__name__} is a plain class, which JAX cannot trace; decorate it with "
+            "@ridgewalk.pytree_dataclass"
         )

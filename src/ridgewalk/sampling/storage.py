@@ -10,7 +10,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,9 @@ import numpy as np
 
 from ridgewalk._io import DamagedFileError, sole_writer
 from ridgewalk._types import PyTree
+from ridgewalk.distributed import processes
+from ridgewalk.kernel import Info
+from ridgewalk.result import ChainStatus
 from ridgewalk.sampling import checkpoint
 from ridgewalk.sampling.checkpoint import (
     ENVIRONMENT,
@@ -32,6 +35,7 @@ from ridgewalk.sampling.checkpoint import (
     environment,
     warn_of_environment,
 )
+from ridgewalk.sampling.parts import ChainPart, advice, count_chains, merge_manifests, parts_of
 from ridgewalk.schedules import RunSchedule
 
 T = TypeVar("T")
@@ -58,6 +62,10 @@ def check_storable(dtype: np.dtype[Any]) -> None:
 def is_floating(dtype: Any) -> bool:
     """Whether a dtype has NaN; bfloat16 counts."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _statistics(groups: dict[str, PyTree], step: Any, step_size: Any) -> dict[str, Any]:
+    return {**groups["sample_stats"]._asdict(), "step": step, "step_size": step_size}
 
 
 class DrawStore(ABC):
@@ -91,12 +99,16 @@ class DrawStore(ABC):
         """Flush, and complete the store for readers."""
 
     @abstractmethod
+    def record_outcome(self, outcome: dict[str, Any]) -> None:
+        """Keep how the run ended, as JSON, where readers of the store look for it."""
+
+    @abstractmethod
     def read(self, draws: int) -> PyTree:
         """The first draws, in memory."""
 
     @abstractmethod
-    def arrays(self) -> PyTree:
-        """The arrays of all draws, read when they are indexed where they are on disk."""
+    def arrays(self, draws: int) -> PyTree:
+        """The arrays of the first draws, read when they are indexed where they are on disk."""
 
     @abstractmethod
     def close(self) -> None:
@@ -108,8 +120,9 @@ class MemoryStore(DrawStore):
 
     in_background = False
 
-    def __init__(self, like: dict[str, PyTree], chains: int, draws: int) -> None:
-        self._arrays = jax.tree.map(lambda x: np.empty((chains, draws, *x.shape), x.dtype), like)
+    def __init__(self, like: dict[str, PyTree], chains: int, draws: int, arrays: PyTree = None) -> None:
+        fresh = arrays is None
+        self._arrays = jax.tree.map(lambda x: np.empty((chains, draws, *x.shape), x.dtype), like) if fresh else arrays
 
     def write(self, first: int, draws: dict[str, PyTree]) -> None:
         """Copy the draws."""
@@ -139,13 +152,16 @@ class MemoryStore(DrawStore):
     def finish(self) -> None:
         """Nothing to do."""
 
+    def record_outcome(self, outcome: dict[str, Any]) -> None:
+        """The result has it."""
+
     def read(self, draws: int) -> PyTree:
         """The first draws, without a copy."""
-        return jax.tree.map(lambda x: x[:, :draws], self._arrays)
+        return self.arrays(draws)
 
-    def arrays(self) -> PyTree:
-        """The arrays."""
-        return self._arrays
+    def arrays(self, draws: int) -> PyTree:
+        """The same."""
+        return jax.tree.map(lambda x: x[:, :draws], self._arrays)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -177,6 +193,14 @@ class WriterThread:
         self._thread.shutdown(cancel_futures=True)
 
 
+def stored_setting(folder: Path, name: str) -> Any:
+    """A setting of the run whose newest checkpoint is in a folder; None if there is none."""
+    if not folder.is_dir() or not checkpoint.files(folder):
+        return None
+    found = checkpoint.latest(folder)
+    return None if found is None else found.settings.get(name)
+
+
 FORMER_DRAWS = "draws.zarr"
 """Where a run with checkpoints and without `store` kept its draws before version 3 of the checkpoint format."""
 
@@ -193,19 +217,25 @@ class RunWriter:
         folder: str | os.PathLike[str] | None,
         every: tuple[int | None, float | None],
         resume: bool,
+        parts: Sequence[ChainPart] = (),
     ) -> None:
-        self.schedule, self.settings = schedule, settings
+        self.schedule, self.settings, self.parts = schedule, settings, parts
         self.steps_between, self.seconds_between = every
         self.folder = None if folder is None else Path(folder)
         self.store_path = None if store is None else Path(store)
         self.found: Checkpoint | None = None
+        self.several = jax.process_count() > 1
         self._saved_at, self._saved_step = time.monotonic(), 0
         self._open = contextlib.ExitStack()
         try:
             if self.folder is not None:
                 self._open_folder(resume)
-            self.draws: DrawStore = self._call(self._store, like, resume)
+            if self.several:
+                self._check_same_checkpoint()
+            self.draws: DrawStore = self._call(self._store, self._on_disk(like, 0, 0), resume)
             self._open.callback(self.draws.close)
+            if self.several:
+                processes.barrier("opened")
         except BaseException:
             self._open.close()
             raise
@@ -222,7 +252,8 @@ class RunWriter:
             raise ValueError(f"checkpoint: {self.folder} cannot be made a folder ({error.strerror})") from error
         if not os.access(self.folder, os.W_OK):
             raise ValueError(f"checkpoint: {self.folder} is read-only; choose a folder that can be written")
-        self._open.enter_context(sole_writer(self.folder, "checkpoint"))
+        if jax.process_index() == 0:
+            self._open.enter_context(sole_writer(self.folder, "checkpoint"))
         if not resume:
             if checkpoint.files(self.folder):
                 raise ValueError(
@@ -233,6 +264,15 @@ class RunWriter:
         if self.found is not None:
             self._compare(self.found)
             self._saved_step = self.found.step
+
+    def _check_same_checkpoint(self) -> None:
+        """Raise where the processes do not see the same files."""
+        steps = processes.exchange_json("resumed from", self.start)
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"checkpoint: the processes see checkpoints of {steps} steps in {self.folder}; use a folder on a file "
+                "system that all of them share"
+            )
 
     def _compare(self, found: Checkpoint) -> None:
         """Refuse other settings; more steps than before are allowed."""
@@ -256,18 +296,25 @@ class RunWriter:
 
     def snapshot(self, step: int) -> dict[str, Any]:
         """The settings that must agree when a run that has made `step` steps is resumed."""
-        return {**self._settings, "step_sizes": config_snapshot(self.schedule.step_sizes.described(step))}
+        return {**self._settings, **config_snapshot(self.schedule.described(step))}
 
     def _store(self, like: dict[str, PyTree], resume: bool) -> DrawStore:
         """Where the draws are kept; those that the checkpoint counts are verified."""
         manifest = self._manifest()
         if self.store_path is not None:
             return self._zarr_store(self.store_path, like, resume, manifest)
+        chains, draws = self.schedule.chains, self.schedule.draws
         if self.folder is None:
-            return MemoryStore(like, self.schedule.chains, self.schedule.draws)
-        from ridgewalk.sampling.segments import SegmentStore  # noqa: PLC0415  (it builds on this module)
+            if self.several:
+                chains = count_chains(parts_of(self.parts, jax.process_index()))
+            return MemoryStore(like, chains, draws)
+        from ridgewalk.sampling.segments import SegmentParts, SegmentStore  # noqa: PLC0415  (it builds on this module)
 
-        store = SegmentStore(self.folder, like, self.schedule.chains, self.schedule.draws)
+        store = (
+            SegmentParts(self.folder, like, draws, self.parts)
+            if self.several
+            else SegmentStore(self.folder, like, chains, draws)
+        )
         if manifest is not None:
             store.restart(self.schedule.draws_by(self.start), manifest)
         return store
@@ -280,12 +327,13 @@ class RunWriter:
         finish = "finish it with the version that began it, or choose another checkpoint folder"
         if manifest is None:
             raise CheckpointError(f"{where} has no list of its draws, as in former formats; {finish}")
-        if "segments" not in manifest and self.store_path is None:
+        segments = "columns" not in manifest
+        if not segments and self.store_path is None:
             raise CheckpointError(
                 f"{where} has its draws in a zarr store; pass the store= that the run was begun with. A run begun "
                 f"without one, whose draws are in {FORMER_DRAWS}, has a former format: {finish}"
             )
-        if "segments" in manifest and self.store_path is not None:
+        if segments and self.store_path is not None:
             raise CheckpointError(
                 f"store: the run in {self.folder} was begun without store=, and its draws are in that folder; leave "
                 "store= out, or choose another checkpoint folder"
@@ -298,12 +346,16 @@ class RunWriter:
         """Open the store of an earlier process, or create one."""
         from ridgewalk.sampling.zarr_store import ZarrStore  # noqa: PLC0415  (zarr is slow to import)
 
-        if not os.path.lexists(path):
+        exists = os.path.lexists(path)
+        if self.several:
+            exists = processes.exchange_json("store exists", exists)[0]
+        chains, draws = self.schedule.chains, self.schedule.draws
+        if not exists:
             if self.found is not None:
-                raise CheckpointError(f"store: {path} is gone, but the checkpoint counts draws in it; put it back")
-            return ZarrStore.create(path, like, self.schedule.chains, self.schedule.draws, self.snapshot(0))
+                raise CheckpointError(f"store: {path} does not exist, but the checkpoint has draws in it; restore it")
+            return ZarrStore.create(path, like, chains, draws, self.snapshot(0), self.parts)
         self._check_store(path, resume)
-        store = ZarrStore(path, like, self.schedule.chains, self.schedule.draws)
+        store = ZarrStore(path, like, chains, draws, self.parts)
         try:
             store.restart(self.schedule.draws_by(self.start), manifest)
         except BaseException:
@@ -312,7 +364,7 @@ class RunWriter:
         return store
 
     def _check_store(self, path: Path, resume: bool) -> None:
-        from ridgewalk.sampling.zarr_store import settings_of  # noqa: PLC0415
+        from ridgewalk.sampling.reopen import settings_of  # noqa: PLC0415  (it builds on this module)
 
         if not resume:
             raise ValueError(f"store: {path} exists; choose another name, or resume the run that wrote it")
@@ -324,17 +376,37 @@ class RunWriter:
             listed = "\n  ".join(changed)
             raise ValueError(f"store: {path} was written by another run; choose another name\n  {listed}")
 
+    def advice(self) -> str:
+        """What to do after a process was lost."""
+        data = getattr(getattr(self.settings.get("estimator"), "target", None), "data", None)
+        return advice(getattr(data, "shards", 0), self.folder)
+
     @property
     def start(self) -> int:
         """The steps that were made before."""
         return 0 if self.found is None else self.found.step
 
-    def write(self, first: int, draws: dict[str, PyTree]) -> None:
-        """Keep draws from number `first` on."""
+    def write(self, first: int, draws: dict[str, PyTree], step_size: float = 1.0) -> None:
+        """Keep draws from number `first` on; `step_size` is what warm-up chose, of which the schedule has factors."""
         if self.draws.in_background:
-            self._thread.submit(self._call, self.draws.write, first, draws)
+            count = jax.tree.leaves(draws)[0].shape[1]
+            stored = self._on_disk(draws, first, first + count, step_size)
+            self._thread.submit(self._call, self.draws.write, first, stored)
         else:
             self.draws.write(first, draws)
+
+    def _on_disk(self, groups: dict[str, PyTree], first: int, stop: int, step_size: float = 1.0) -> dict[str, PyTree]:
+        """Draws from `first` to `stop`, or one draw's shapes, as they are kept on disk: each has its step and step size
+        beside its statistics, so that a reader needs no schedule.
+        """
+        if self.folder is None and self.store_path is None:
+            return groups
+        steps, sizes = self.schedule.draw_steps(first, stop), self.schedule.draw_step_sizes(first, stop) * step_size
+        if stop == first:
+            return {**groups, "sample_stats": _statistics(groups, np.zeros((), np.int64), np.zeros(()))}
+        chains = jax.tree.leaves(groups)[0].shape[0]  # of this process
+        both = (np.tile(values, (chains, 1)) for values in (steps.astype(np.int64), sizes))
+        return {**groups, "sample_stats": _statistics(groups, *both)}
 
     def mask_draw(self, chain: int, draw: int) -> None:
         """Replace a draw that was written before by NaN, at the latest with the next checkpoint."""
@@ -353,14 +425,33 @@ class RunWriter:
             return step % self.steps_between == 0
         return time.monotonic() - self._saved_at >= (self.seconds_between or 0)
 
-    def save(self, step: int, arrays: PyTree) -> None:
-        """Write a checkpoint, after all draws so far."""
+    def save(self, step: int, arrays: PyTree, data: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint, after all draws so far; `data` is where the data were read up to."""
         if self.folder is None or step == self._saved_step:
             return
         self._saved_at, self._saved_step = time.monotonic(), step
-        leaves = [np.array(leaf) for leaf in jax.tree.leaves(arrays)]
         self._submit_masks()
-        self._thread.submit(self._write_checkpoint, self.folder, Checkpoint(step, leaves, self.snapshot(step)))
+        state = Checkpoint(step, [], self.snapshot(step), data=data)
+        if self.several:
+            own = zip(parts_of(self.parts, jax.process_index()), arrays, strict=True)
+            owned = [(part.chains, group) for part, group in own if part.owner == jax.process_index()]
+            written = [(cut, [np.array(leaf) for leaf in jax.tree.leaves(group)]) for cut, group in owned]
+            self._thread.submit(self._write_parts, self.folder, state, written)
+            return
+        leaves = [np.array(leaf) for leaf in jax.tree.leaves(arrays)]
+        self._thread.submit(self._write_checkpoint, self.folder, dataclasses.replace(state, arrays=leaves))
+
+    def _write_parts(self, folder: Path, state: Checkpoint, parts: list[tuple[slice, list[np.ndarray]]]) -> None:
+        """This process's part of a checkpoint; process 0 writes the list of all parts once they are on the disk."""
+        self._call(self.draws.flush)
+        written = [checkpoint.write_part(folder, state.step, cut, leaves) for cut, leaves in parts]
+        told = processes.exchange_json("checkpoint", {"parts": written, "store": self.draws.manifest()})
+        if jax.process_index() == 0:
+            store = merge_manifests([one["store"] for one in told])
+            listed = [part for one in told for part in one["parts"]]
+            checkpoint.write(folder, dataclasses.replace(state, store=store), listed)
+        processes.barrier("checkpoint written")
+        self._call(self.draws.remove_unused)
 
     def _write_checkpoint(self, folder: Path, state: Checkpoint) -> None:
         self._call(self.draws.flush)
@@ -388,15 +479,23 @@ class RunWriter:
         self._submit_masks()
         self._thread.submit(self._call, self.draws.finish)
         self._thread.finish()
+        if self.several:
+            processes.barrier("finished")
 
     def result_draws(self, draws: int) -> dict[str, PyTree]:
         """The first draws: positions and collected values on disk where the user asked for a store."""
-        if self.store_path is None:
-            groups: dict[str, PyTree] = self._call(self.draws.read, draws)
-            return groups
-        groups = self.draws.arrays()
-        info = jax.tree.map(lambda leaf: np.asarray(leaf[:, :draws]), groups["sample_stats"])
-        return {**groups, "sample_stats": info}
+        groups: dict[str, PyTree] = self._call(self.draws.arrays, draws)
+        stats = groups["sample_stats"]
+        named = stats if isinstance(stats, dict) else stats._asdict()
+        info = {name: np.asarray(named[name][...]) for name in Info._fields}
+        return {**groups, "sample_stats": Info(**info)}  # type: ignore[arg-type]
+
+    def record_outcome(self, status: Iterable[ChainStatus]) -> None:
+        """Keep how every chain ended."""
+        if jax.process_index() == 0:
+            self._call(self.draws.record_outcome, {"status": [dataclasses.asdict(chain) for chain in status]})
+        if self.several:
+            processes.barrier("outcome")
 
     def close(self) -> None:
         """Release files and threads."""

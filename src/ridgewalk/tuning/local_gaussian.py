@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
-from ridgewalk.dynamics.langevin import Delayed
+from ridgewalk.dynamics.langevin import DelayedLangevin
 
 Criterion = Literal["joint", "marginal"]
 """The error of a run: of the joint covariance of the quantities of interest, or of each one's mean and variance."""
@@ -79,8 +79,8 @@ def stationary_distribution(dynamics: Dynamics, step_size: float, model: LocalGa
     User-defined dynamics are treated as Langevin.
     """
     if isinstance(dynamics, Hamiltonian):
-        injected = dynamics.friction * dynamics.temperature - dynamics.gradient_noise
-        return _with_momentum(dynamics.friction, injected, step_size, model)
+        injected = dynamics.friction_without_warmup * dynamics.temperature - dynamics.gradient_noise
+        return _with_momentum(dynamics.friction_without_warmup, injected, step_size, model)
     if isinstance(dynamics, NoseHoover):
         # The thermostat's friction balances the mean gradient noise.
         per_direction = np.average(np.diag(model.noise), weights=model.counts)
@@ -92,7 +92,7 @@ def stationary_distribution(dynamics: Dynamics, step_size: float, model: LocalGa
         return StationaryDistribution(np.diag(np.full(a.shape, np.inf)), contraction)
     pairs = a[:, None] + a[None, :] - step_size * np.outer(a, a)
     covariance = (2 * dynamics.temperature * np.eye(a.size) + step_size * model.noise) / pairs
-    if isinstance(dynamics, Delayed):
+    if isinstance(dynamics, DelayedLangevin):
         contraction = contraction ** (1 / dynamics.delay)
     return StationaryDistribution(covariance, contraction)
 
@@ -156,7 +156,7 @@ def predict_error(dynamics: Dynamics, step_size: float, model: LocalGaussian, ru
     relative = stationary.covariance * np.outer(scale, scale)
     errors = _joint_errors if run.criterion == "joint" else _marginal_errors
     squared_bias, variance = errors(relative, mean_variance, _covariance_variance(time, mean_variance), model)
-    pooled = run.chains * (dynamics.delay if isinstance(dynamics, Delayed) else 1)  # M interleaved chains
+    pooled = run.chains * (dynamics.delay if isinstance(dynamics, DelayedLangevin) else 1)  # M interleaved chains
     return PredictedError(float(np.sqrt(squared_bias)), float(np.sqrt(variance / pooled)))
 
 

@@ -19,8 +19,9 @@ from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk._validation import check_positive, check_whole
 from ridgewalk.data import SUBSAMPLE_SIZE, Batches, read_rows
+from ridgewalk.distributed.shards import refuse_shards
 from ridgewalk.gradients import GradientEstimator, as_estimator, full_gradient_from_host
-from ridgewalk.target import Posterior, Target, on_device, on_host
+from ridgewalk.target import Posterior, Target, model_starts, on_device, on_host
 
 BLOCK = 100
 """Steps of Adam between two decisions about the learning rate."""
@@ -54,7 +55,7 @@ class _Search(NamedTuple):
 def find_mode(
     key: Key,
     target: Target | GradientEstimator,
-    position: PyTree,
+    position: PyTree | None = None,
     *,
     batch_size: int | None = None,
     learning_rate: float = 0.05,
@@ -75,7 +76,8 @@ def find_mode(
         A `Posterior`, a `Density`, or a gradient estimator, of which the target is used. An adaptive prior is held at
         its first state.
     position
-        Where the search starts: any pytree of float arrays.
+        Where the search starts: any pytree of float arrays; None for the start of a model (`from_numpyro`,
+        `from_pymc`).
     batch_size
         Examples per gradient; None uses all data (or the batches that `Batches` yields).
     learning_rate
@@ -87,8 +89,11 @@ def find_mode(
         have no meaning, so pass False for networks.
     """
     density = as_estimator(target).target
+    refuse_shards(target, "find_mode")
     check_positive("learning_rate", learning_rate, "the default is 0.05")
     check_whole("max_steps", max_steps, 1, "the default is 50,000")
+    if position is None:
+        position = jax.tree.map(lambda leaf: leaf[0], model_starts(key, density, 1))
     position = jax.tree.map(jnp.asarray, position)
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(position)):
         raise ValueError("position: it has leaves that are not float arrays; leave them out of the position")

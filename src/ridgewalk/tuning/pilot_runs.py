@@ -10,6 +10,14 @@ import numpy as np
 
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import GradientAt, Key, PyTree, Vector
+from ridgewalk.diagnostics.curvature import curvature_pair_stats
+from ridgewalk.diagnostics.measurements import (
+    DRIFT_ERRORS,
+    LARGE,
+    Arrival,
+    compare_potentials,
+    potential_scale,
+)
 from ridgewalk.gradients import SVRG, GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner, StaticPreconditioner
@@ -35,6 +43,9 @@ STANDARD_ERRORS = 2.5
 """Standard errors by which the potential must exceed the prediction for a step-halving check to fail."""
 
 MAX_TRIES = 8
+
+MAX_DAMPED = 0.5
+"""The fraction of damped curvature pairs above which the preconditioner has not adapted."""
 
 
 @pytree_dataclass
@@ -75,6 +86,8 @@ class PilotRuns:
         self.starts = jax.tree.map(lambda x: jnp.broadcast_to(x, (CHAINS, *x.shape)), position)
         self.runs = 0
         self.result: Result
+        self.potential: np.ndarray
+        """Of the step-halving check at the chosen step size, (chain, draw)."""
 
     def _sample(self, step_size: float, steps: int, **options: Any) -> Result | None:
         """Chains from the last positions; None if one diverged. A run that was interrupted raises KeyboardInterrupt."""
@@ -154,14 +167,16 @@ class PilotRuns:
         checks: list[StepHalvingCheck] = []
         scale = 1.0
         for _ in range(MAX_TRIES):
-            full, half = self._mean_potentials(step_size), self._mean_potentials(step_size / 2)
+            full, half = self._potentials(step_size), self._potentials(step_size / 2)
             predicted = excess_potential(self.sampler.dynamics, step_size, model, CHECK_STEPS)
             if full is None or half is None:
                 checks.append(StepHalvingCheck(step_size, math.inf, 0.0, scale * predicted, False))
                 step_size /= 4
                 continue
-            error = float((full - half).std(ddof=1) / math.sqrt(CHECK_CHAINS))
-            measured = float((full - half).mean())
+            self.potential = full
+            change = full.mean(axis=1) - half.mean(axis=1)
+            error = float(change.std(ddof=1) / math.sqrt(CHECK_CHAINS))
+            measured = float(change.mean())
             passed = measured - STANDARD_ERRORS * error <= scale * predicted
             checks.append(StepHalvingCheck(step_size, measured, error, scale * predicted, passed))
             if passed:
@@ -172,7 +187,38 @@ class PilotRuns:
             f"no step size down to {step_size:.2g} passes the step-halving check; start nearer a mode"
         )
 
-    def _mean_potentials(self, step_size: float) -> np.ndarray | None:
-        """The mean potential of each chain in the second half of a run; None if one diverged."""
+    def _potentials(self, step_size: float) -> np.ndarray | None:
+        """The potentials (chain, draw) in the second half of a run; None if a chain diverged."""
         result = self._sample(step_size, CHECK_STEPS, burn_in=CHECK_STEPS // 2, thin=4, keep="moments")
-        return None if result is None else np.asarray(result.info.potential, float).mean(axis=1)
+        return None if result is None else np.asarray(result.info.potential, float)
+
+    def not_arrived(self) -> str:
+        """What shows that the last pilot run was not at rest; empty if nothing does.
+
+        Its potential drifts, differs between the chains or from that of the step-halving check, or, with exact
+        gradients, fluctuates more than at rest; or most curvature pairs were damped.
+        """
+        last, scale = np.asarray(self.result.info.potential, float), potential_scale(self.result)
+        arrival, exact = compare_potentials(last, scale), self.batch_size is None
+        late, now = last[:, DRAWS // 2 :], self.potential
+        change = float(now.mean() - last[:, -DRAWS // 4 :].mean())
+        error = math.hypot(now.mean(axis=1).std() / math.sqrt(len(now)), late.std() / math.sqrt(late.size))
+        damped = curvature_pair_stats(self.result).damped
+        if arrival is not None and (arrival.drifting or arrival.late):
+            return f"from the first to the last quarter of the run the potential changed by {_change(arrival):+.3g}"
+        if arrival is not None and arrival.above:
+            middle = arrival.quarters[:, 2:].mean(axis=1)
+            return f"the chains stay at different potentials, {middle[0]:.5g} and {middle[1]:.5g}"
+        if abs(change) > max(LARGE * scale, DRIFT_ERRORS * error):
+            return f"the potential changed by {change:+.3g} in the {CHECK_STEPS} steps that followed"
+        if exact and late.std(axis=1).max() > LARGE * scale:
+            return f"the potential fluctuates by {late.std(axis=1).max():.3g}, at rest by about {scale:.2g}"
+        if damped > MAX_DAMPED:
+            return f"{damped:.0%} of the curvature pairs were damped"
+        return ""
+
+
+def _change(arrival: Arrival) -> float:
+    """The largest change of a chain's potential from the first to the last quarter."""
+    change = arrival.quarters[:, 3] - arrival.quarters[:, 0]
+    return float(change[np.abs(change).argmax()])

@@ -1,9 +1,11 @@
 """`find_step_size`: the step size of least error for a run of a given length."""
 
 import math
+import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -11,16 +13,25 @@ from rich.table import Table
 from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice
+from ridgewalk.diagnostics.curvature import stability_bound
+from ridgewalk.distributed.shards import refuse_shards
 from ridgewalk.dynamics.as_printed import AsPrinted
 from ridgewalk.dynamics.base import Dynamics
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler
-from ridgewalk.preconditioners.base import AdaptivePreconditioner
+from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner
 from ridgewalk.sampling.batching import find_nonfinite_rows
 from ridgewalk.sampling.sample import check_counts, check_data, check_functions, check_kinds, check_position
 from ridgewalk.sampling.stability import stability_limit
-from ridgewalk.target import Density, Target
-from ridgewalk.tuning.local_gaussian import Criterion, IntendedRun, LocalGaussian, optimal_step_size, predict_error
+from ridgewalk.target import Density, Target, model_starts
+from ridgewalk.tuning.local_gaussian import (
+    STABILITY_MARGIN,
+    Criterion,
+    IntendedRun,
+    LocalGaussian,
+    optimal_step_size,
+    predict_error,
+)
 from ridgewalk.tuning.pilot_runs import DRAWS, PilotRuns, StepHalvingCheck
 
 ROUNDS, ADAPTIVE_ROUNDS = (1, 2), (1, 2, 4, 16)
@@ -40,11 +51,13 @@ class StepSize(float):
     """A step size: a float, with the measurements it was chosen by."""
 
     limit: float
-    """2 / λ_max(G H) at the probe points, the smallest over chains."""
+    """The stability limit at the probe points, the smallest over chains: 2 / λ_max(G H), with momentum up to twice."""
     table: tuple[StepSizeRow, ...]
-    """Predicted errors at the chosen step size and at multiples of it."""
+    """Predicted errors at the chosen step size and at multiples of it; none if the pilot runs have not arrived."""
     halving_checks: tuple[StepHalvingCheck, ...]
     explanation: str
+    arrived: bool
+    """Whether the pilot runs reached the stationary distribution, as far as they can tell."""
 
     def __new__(
         cls,
@@ -53,10 +66,12 @@ class StepSize(float):
         table: tuple[StepSizeRow, ...],
         halving_checks: tuple[StepHalvingCheck, ...],
         explanation: str,
+        arrived: bool,
     ) -> "StepSize":
         """A float with attributes."""
         made = super().__new__(cls, value)
-        made.limit, made.table, made.halving_checks, made.explanation = limit, table, halving_checks, explanation
+        made.limit, made.table, made.halving_checks = limit, table, halving_checks
+        made.explanation, made.arrived = explanation, arrived
         return made
 
     def __repr__(self) -> str:
@@ -65,14 +80,14 @@ class StepSize(float):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Arguments of copies."""
-        return float(self), self.limit, self.table, self.halving_checks, self.explanation
+        return float(self), self.limit, self.table, self.halving_checks, self.explanation, self.arrived
 
 
 def find_step_size(
     key: Key,
     sampler: Sampler,
     target: Target | GradientEstimator,
-    position: PyTree,
+    position: PyTree | None = None,
     *,
     batch_size: int | None = None,
     steps: int = 20_000,
@@ -85,7 +100,8 @@ def find_step_size(
     Pilot runs adapt the preconditioner G. At probe points of their chains the preconditioned Hessian and the covariance
     of the gradient noise are measured. For a Gaussian posterior with these, bias (from ε and from gradient noise) and
     Monte Carlo error after `steps` steps are known in closed form for every ε. Finally chains at ε and ε/2 are
-    compared: if the potential differs by more than predicted, ε is lowered.
+    compared: if the potential differs by more than predicted, ε is lowered. If the pilot runs have not arrived at the
+    posterior, a warning says so, and no errors are predicted. The step size is below its stability limit, `limit`.
 
         options = {"steps": 20_000, "batch_size": 100}
         size = rw.find_step_size(key, rw.hasgld_sa(), target, start, **options)
@@ -102,7 +118,8 @@ def find_step_size(
         key: a JAX random key.
         sampler: the sampler of the intended run.
         target: the target of the intended run, or an estimator such as `control_variates(posterior, centre)`.
-        position: where the chains start, preferably near a mode.
+        position: where the chains start, preferably near a mode; None for the start of a model (`from_numpyro`,
+            `from_pymc`).
         batch_size: examples of each step's batch, as in the intended run.
         steps: length of the intended run: the longer it is, the smaller the optimal step size.
         chains: chains of the intended run, whose draws are pooled.
@@ -118,8 +135,11 @@ def find_step_size(
     _check_dynamics(sampler.dynamics)
     check_choice("criterion", criterion, get_args(Criterion))
     estimator = as_estimator(target)
+    refuse_shards(estimator.target, "find_step_size")
     rows = check_data(estimator.target, batch_size, True)
     suspected = find_nonfinite_rows(None if isinstance(estimator.target, Density) else estimator.target.data)
+    if position is None:
+        position = jax.tree.map(lambda leaf: leaf[0], model_starts(key, estimator.target, 1))
     position = check_position(position)
     compiled = estimator_on_device(estimator)
     check_functions(compiled.target, position, rows, suspected)
@@ -138,10 +158,15 @@ def find_step_size(
     for factor in ADAPTIVE_ROUNDS if isinstance(rule.unwrapped, AdaptivePreconditioner) else ROUNDS:
         chosen = pilot.run(chosen, length * factor)
         models = pilot.fit_models(rows, rule)
-        chosen = optimal_step_size(sampler.dynamics, models, run)
+        limit = stability_bound(pilot.result) / max(model.max_curvature for model in models)
+        chosen = min(optimal_step_size(sampler.dynamics, models, run), limit / STABILITY_MARGIN)
     value, halving_checks = pilot.check_step_halving(chosen, models[0], rule)
-    limit = min(model.limit for model in models)
-    found = _explain(sampler.dynamics, value, models[0], limit, halving_checks, run)
+    reason = pilot.not_arrived()
+    if reason:
+        found = _doubt(value, limit, halving_checks, reason, rule)
+        warnings.warn(found.explanation, stacklevel=2)
+    else:
+        found = _explain(sampler.dynamics, value, models[0], limit, halving_checks, run)
     if progress:
         _show(found, steps)
     return found
@@ -151,12 +176,25 @@ def _check_dynamics(dynamics: Dynamics) -> None:
     if isinstance(dynamics, AsPrinted):
         raise ValueError(
             "sampler: form='as_printed' does not sample the posterior, so no step size has a small bias; use "
-            "form='dense', 'low_rank' or 'limited'"
+            "form='dense', 'low_rank' or 'snapshot_lbfgs'"
         )
     if not dynamics.temperature > 0:
         raise ValueError(
             f"sampler: at temperature {dynamics.temperature} it is gradient descent; use 1.0 for the posterior"
         )
+
+
+def _doubt(
+    value: float, limit: float, halving_checks: tuple[StepHalvingCheck, ...], reason: str, rule: Preconditioner
+) -> StepSize:
+    """The step size without predicted errors, which hold for draws of the posterior only."""
+    other = "" if isinstance(rule.unwrapped, AdaptivePreconditioner) else ", or use hasgld_sa(), which adapts to it"
+    explanation = (
+        f"position: the pilot runs have not arrived at the posterior: {reason}. Step size {value:.3g} is for the place "
+        f"where they are, stable up to {limit:.3g} there, and its error in a longer run is unknown. Start from "
+        f"rw.find_mode(key, target, position), or from the end of a run{other}."
+    )
+    return StepSize(value, limit, (), halving_checks, explanation, arrived=False)
 
 
 def _explain(
@@ -177,14 +215,14 @@ def _explain(
     source = "gradient noise" if chosen.bias > 2 * noise_free else "the step size or slow mixing"
     explanation = (
         f"step size {value:.3g}: after {run.steps:,} steps log variances have a bias of {chosen.bias:.2g} (mostly from "
-        f"{source}) and a Monte Carlo error of {chosen.monte_carlo:.2g}. 2/λ_max(G H) = "
+        f"{source}) and a Monte Carlo error of {chosen.monte_carlo:.2g}. Stable up to "
         f"{limit:.3g}. Step-halving check: the potential at ε exceeds that at ε/2 by {last.measured:.3g} ± "
         f"{last.standard_error:.2g}, expected {last.expected:.3g}"
     )
     if len(halving_checks) > 1:
         first = halving_checks[0].step_size
         explanation += f"; at {first:.3g}, of least predicted error, it rose by more than predicted"
-    return StepSize(value, limit, table, halving_checks, explanation + ".")
+    return StepSize(value, limit, table, halving_checks, explanation + ".", arrived=True)
 
 
 def _show(found: StepSize, steps: int) -> None:
@@ -195,5 +233,6 @@ def _show(found: StepSize, steps: int) -> None:
         numbers = [f"{x:.2g}" if math.isfinite(x) else "unstable" for x in row[1:]]
         table.add_row(f"{row.step_size:.3g}", *numbers, "chosen" if row.step_size == float(found) else "")
     console = Console(width=None if Console().is_terminal else 110)
-    console.print(table)
+    if found.table:
+        console.print(table)
     console.print(found.explanation, highlight=False)

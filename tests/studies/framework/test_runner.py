@@ -18,7 +18,7 @@ from ridgewalk.cli import app
 from ridgewalk.samplers import sgld
 from ridgewalk.sampling.stability import DivergenceError
 from ridgewalk.studies.framework import comparison, runner, study
-from ridgewalk.studies.framework.schema import Number, Table, from_json, judge, to_json, versus_paper
+from ridgewalk.studies.framework.schema import Number, Table, from_json, mark_against, to_json, versus_paper
 from ridgewalk.studies.framework.study import Preset, Task
 from ridgewalk.studies.framework.tasks import cached_arrays
 
@@ -204,9 +204,9 @@ def test_workers_are_limited_by_cores_memory_and_accelerators(monkeypatch):
 
 
 def test_marks():
-    assert judge(1.0, 2.0) == "better"
-    assert judge(1.0, 2.0, lower_is_better=False) == "worse"
-    assert judge(1.9, 2.0, error=0.2) == "equal"
+    assert mark_against(1.0, 2.0) == "better"
+    assert mark_against(1.0, 2.0, lower_is_better=False) == "worse"
+    assert mark_against(1.9, 2.0, error=0.2) == "equal"
     assert versus_paper(0.2704, 0.27, style=".2f").mark == "equal"
     assert versus_paper(0.30, 0.27, se=0.02, style=".2f").mark == "equal"
     assert versus_paper(0.30, 0.27, se=0.01, style=".2f").mark == "worse"

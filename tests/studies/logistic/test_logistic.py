@@ -5,7 +5,8 @@ import pytest
 
 from ridgewalk.studies.framework.study import Preset
 from ridgewalk.studies.logistic import study
-from ridgewalk.studies.logistic.study import CONTROL_VARIATES, TRUTH, LogisticRow, logistic_regression
+from ridgewalk.studies.logistic.report import CONTROL_VARIATES, TRUTH, LogisticRow
+from ridgewalk.studies.logistic.study import logistic_regression
 
 
 def row(name, step_size, error, diverged=0):

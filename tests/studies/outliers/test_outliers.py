@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ridgewalk.studies.outliers import study
-from ridgewalk.studies.outliers.study import OutliersRow, outlier_regression
+from ridgewalk.studies.outliers.report import OutliersRow
+from ridgewalk.studies.outliers.study import outlier_regression
 
 
 def test_means_are_over_the_seeds_that_did_not_diverge(tmp_path):

@@ -11,10 +11,10 @@ around it, and these are added up (patches alone: 0.170 s).
 Left to itself, JAX would differentiate the products into sums of padded arrays (0.174 s). But a convolution is
 bilinear, and its two transposes are a convolution and a correlation again:
 
-- `y = convolve(x, w)`:   `x̄ = convolve(ȳ, w turned)`,   `w̄ = correlate(x, ȳ)`;
-- `w = correlate(x, y)`:  `x̄ = convolve(y, w̄ turned)`,   `ȳ = convolve(x, w̄)`,
+- `y = convolve(x, w)`:   `x̄ = convolve(ȳ, w transposed)`,   `w̄ = correlate(x, ȳ)`;
+- `w = correlate(x, y)`:  `x̄ = convolve(y, w̄ transposed)`,   `ȳ = convolve(x, w̄)`,
 
-where `turned` reverses both axes of the kernel and swaps the channels. The two are therefore primitives of JAX.
+where `transposed` reverses both axes of the kernel and swaps the channels. The two are therefore primitives of JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,19 +56,19 @@ def patches(x: jax.Array, kernel: int) -> jax.Array:
     return jnp.concatenate(shifts, axis=-1)
 
 
-def turned(weights: jax.Array) -> jax.Array:
+def transposed(weights: jax.Array) -> jax.Array:
     """The kernel that carries cotangents back: both axes reversed, channels swapped."""
     return jnp.swapaxes(weights[::-1, ::-1], 2, 3)
 
 
-def beside(x: jax.Array, kernel: int) -> jax.Array:
+def row_neighbours(x: jax.Array, kernel: int) -> jax.Array:
     """(example, row, column, kernel·channel): each place and its neighbours within the row, left to right."""
     r = kernel // 2
     padded = jnp.pad(x, ((0, 0), (0, 0), (r, r), (0, 0)))
     return jnp.concatenate([padded[:, :, q : q + x.shape[2]] for q in range(kernel)], axis=-1)
 
 
-def above(x: jax.Array, kernel: int) -> jax.Array:
+def column_neighbours(x: jax.Array, kernel: int) -> jax.Array:
     """(example, row, column, kernel·channel): each place and its neighbours within the column, highest row first."""
     r = kernel // 2
     padded = jnp.pad(x, ((0, 0), (r, r), (0, 0), (0, 0)))
@@ -101,7 +101,7 @@ def _convolve(x: jax.Array, weights: jax.Array, *, kernel: int) -> jax.Array:
 
     def by_sides(part: jax.Array) -> jax.Array:
         matrix = jnp.moveaxis(weights, 0, 2).reshape(kernel * before, kernel * after)
-        made = (_rows(beside(part, kernel)) @ matrix).reshape(*part.shape[:3], kernel * after)
+        made = (_rows(row_neighbours(part, kernel)) @ matrix).reshape(*part.shape[:3], kernel * after)
         padded = jnp.pad(made, ((0, 0), (kernel // 2, kernel // 2), (0, 0), (0, 0)))
         parts = [padded[:, p : p + rows, :, p * after : (p + 1) * after] for p in range(kernel)]
         return sum(parts[1:], start=parts[0])
@@ -116,13 +116,13 @@ def _correlate(x: jax.Array, y: jax.Array, *, kernel: int) -> jax.Array:
     """w[p, q, a, b] = Σ_{n, i, j} x[n, i + p − r, j + q − r, a] y[n, i, j, b]."""
     before, after = x.shape[3], y.shape[3]
     if after < before:  # the same sum, counted from the places of x
-        return turned(_correlate(y, x, kernel=kernel))
+        return transposed(_correlate(y, x, kernel=kernel))
 
     def by_patches(x: jax.Array, y: jax.Array) -> jax.Array:
         return _rows(patches(x, kernel)).T @ _rows(y)
 
     def by_sides(x: jax.Array, y: jax.Array) -> jax.Array:
-        return _rows(beside(x, kernel)).T @ _rows(above(y, kernel))
+        return _rows(row_neighbours(x, kernel)).T @ _rows(column_neighbours(y, kernel))
 
     few = _patches_move_less(kernel, before, after)
     product = by_patches if few else by_sides
@@ -188,11 +188,11 @@ correlate_p = _primitive(
 # The operand that a rule differentiates is a placeholder; the kernel's width is therefore a parameter of both.
 ad.defbilinear(
     convolve_p,
-    lambda cotangent, _, weights, kernel: convolve_p.bind(cotangent, turned(weights), kernel=kernel),
+    lambda cotangent, _, weights, kernel: convolve_p.bind(cotangent, transposed(weights), kernel=kernel),
     lambda cotangent, x, _, kernel: correlate_p.bind(x, cotangent, kernel=kernel),
 )
 ad.defbilinear(
     correlate_p,
-    lambda cotangent, _, y, kernel: convolve_p.bind(y, turned(cotangent), kernel=kernel),
+    lambda cotangent, _, y, kernel: convolve_p.bind(y, transposed(cotangent), kernel=kernel),
     lambda cotangent, x, _, kernel: convolve_p.bind(x, cotangent, kernel=kernel),
 )

@@ -37,7 +37,7 @@ class Packed(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the array is kept as it is: with few zeros, bits would take more room than they save."""
+        """Whether the array is kept as it is: with few zeros, bits would take more bytes than they save."""
         return self.bits.size == 0
 
     @property
@@ -62,7 +62,7 @@ class Packed(NamedTuple):
 
 
 def pack(name: str, draws: np.ndarray) -> Packed:
-    """An array (draw, …) in the form that takes less room."""
+    """An array (draw, …) in the form that takes fewer bytes."""
     if draws.dtype not in (np.float16, np.float32, np.float64):
         raise ValueError(f"parameters: {name} is {draws.dtype}; convert it to float32, float64 or float16")
     mask = np.any(draws != 0, axis=0)

@@ -86,7 +86,7 @@ def indexed_eight(starts: Any, inputs: Any, values: Any, x: Any, y: Any, first: 
         y[4, i], y[5, i], y[6, i], y[7, i] = e, f, g, h
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def _masked_sum(
     _context: Any, values: Any, k: Any, masks: Any, first: Any, count: Any, x: Any, at: Any
 ) -> tuple[Any, Callable[..., Any]]:
@@ -161,4 +161,4 @@ def masked_one(starts: Any, masks: Any, values: Any, x: Any, y: Any, first: int,
     for n in range(y.shape[0]):
         for i in range(first, last):
             place, at = np.uint64(i) * words, np.uint64(n) * inputs
-            y[n, i] = _masked_sum(values, starts[i], masks, place, words, x, at)  # type: ignore[call-arg]
+            y[n, i] = _masked_sum(values, starts[i], masks, place, words, x, at)  # type: ignore[call-arg, unused-ignore]

@@ -12,8 +12,8 @@ from ridgewalk._control_flow import when
 from ridgewalk._pytree import apply_mask, layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.kernel import Sampler
-from ridgewalk.preconditioners.limited import SnapshotLBFGS
 from ridgewalk.preconditioners.rescaled import rescaled
+from ridgewalk.preconditioners.snapshot_lbfgs import SnapshotLBFGS
 from ridgewalk.preconditioners.static import Identity
 from ridgewalk.pruning import Pruning
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld

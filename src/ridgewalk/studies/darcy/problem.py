@@ -28,7 +28,7 @@ from ridgewalk.darcy import (
 )
 from ridgewalk.darcy.grid import Array, Pressure
 from ridgewalk.neural.calibration.assessment import mean_relative_error
-from ridgewalk.neural.fit import Keeping, Schedule, optimise
+from ridgewalk.neural.fit import Checkpointing, Schedule, optimise
 from ridgewalk.neural.networks.architectures import mlp, permeability_network, source_network
 from ridgewalk.neural.networks.model import Model, Network
 from ridgewalk.neural.posterior import InputScaling, OutputScales, fit_inputs, fit_outputs, gaussian
@@ -251,9 +251,9 @@ def _optimised(problem: DarcyPosterior, seed: int, folder: Path, known: dict[str
 
     def make(unfinished: Path) -> Arrays:
         first, order = jax.random.split(jax.random.key(seed))
-        keeping = Keeping(unfinished, "60 s", known)
+        checkpointing = Checkpointing(unfinished, "60 s", known)
         with stop_on_signal() as request, progress_bar(schedule.steps, 0, False) as report:
-            done = optimise(order, problem.target, problem.model.init(first), schedule, keeping, report, request)
+            done = optimise(order, problem.target, problem.model.init(first), schedule, checkpointing, report, request)
         if not done.finished:
             raise KeyboardInterrupt
         return {f"{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(done.position))}
@@ -270,7 +270,7 @@ def _statistics(
     def make(_: Path) -> Arrays:
         key = jax.random.key(2_000 + seed)
         scale = gradient_scale(key, target, position, batch_size=size, batches=SCALE_GRADIENTS, least=LEAST)
-        flat = rescaled(Identity(), scale).scale
+        flat = jnp.asarray(rescaled(Identity(), scale).scale)
         stride = -(-target.size // CURVATURE_EXAMPLES)
         arrays = {f"{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(scale))}
         arrays["curvature"] = np.asarray(curvature_at(target, position, jnp.ones_like(flat), stride=stride))

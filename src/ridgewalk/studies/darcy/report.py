@@ -27,7 +27,17 @@ from ridgewalk.studies.darcy.settings import (
     TuningRow,
 )
 from ridgewalk.studies.framework.comparison import mean_and_se
-from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, judge, versus_paper
+from ridgewalk.studies.framework.schema import (
+    Cell,
+    Mark,
+    Number,
+    Picture,
+    Report,
+    Section,
+    Table,
+    mark_against,
+    versus_paper,
+)
 
 with requires_extra("plots"):
     from matplotlib.axes import Axes
@@ -144,7 +154,7 @@ def ratio_to_sgld(runs: Sequence[RunRow], sparsity: float) -> Number:
         return Number(None, note="diverged")
     a, b = (np.array([errors[seed] for seed in common]) for errors in (ours, theirs))
     mean, se = mean_and_se(a - b)
-    mark = judge(mean, 0.0, error=2 * se) if len(common) > 1 else None
+    mark = mark_against(mean, 0.0, error=2 * se) if len(common) > 1 else None
     return Number(float(a.mean() / b.mean()), style=STYLE, mark=mark)
 
 

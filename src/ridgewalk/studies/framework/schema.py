@@ -85,7 +85,7 @@ class Report:
     sections: tuple[Section, ...]
 
 
-def judge(value: float, reference: float, *, error: float = 0.0, lower_is_better: bool = True) -> Mark:
+def mark_against(value: float, reference: float, *, error: float = 0.0, lower_is_better: bool = True) -> Mark:
     """Compare a value with a reference: equal within `error`, usually two standard errors or one unit of rounding."""
     if abs(value - reference) <= error:
         return "equal"
@@ -97,7 +97,7 @@ def versus_paper(
 ) -> Number:
     """A number with the paper's: equal if both print the same or differ by at most two standard errors."""
     same = format(value, style) == format(paper, style)
-    mark = "equal" if same else judge(value, paper, error=2 * (se or 0), lower_is_better=lower_is_better)
+    mark = "equal" if same else mark_against(value, paper, error=2 * (se or 0), lower_is_better=lower_is_better)
     return Number(value, se, style, paper, mark)
 
 

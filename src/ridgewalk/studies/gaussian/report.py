@@ -8,7 +8,7 @@ import numpy as np
 
 from ridgewalk._optional import requires_extra
 from ridgewalk.studies.framework.comparison import BenchmarkPosterior, best_rows
-from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, judge
+from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, mark_against
 
 with requires_extra("plots"):
     from matplotlib.axes import Axes
@@ -163,7 +163,7 @@ def _ratio_cell(value: float, se: float, limit: float) -> Number:
     if limit > 1:  # a sampler that is given the true covariance: matching it is enough
         mark: Mark = "worse" if value - 2 * se > limit else "better" if value < 1 - 2 * se else "equal"
         return Number(value, se, ".2f", mark=mark)
-    return Number(value, se, ".2g" if value < 0.095 else ".2f", mark=judge(value, 1.0, error=2 * se))
+    return Number(value, se, ".2g" if value < 0.095 else ".2f", mark=mark_against(value, 1.0, error=2 * se))
 
 
 def _comparison_table(comparison: Comparison) -> Table:

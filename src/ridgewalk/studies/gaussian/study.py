@@ -112,7 +112,7 @@ CONTENDERS: tuple[Contender, ...] = (
     ),
     Contender(
         OURS + "limited",
-        lambda: hasgld_sa(form="limited", memory=MEMORY),
+        lambda: hasgld_sa(form="snapshot_lbfgs", memory=MEMORY),
         (0.02, 0.05, 0.1, 0.2, 0.3),
         (0.2,),
         {"memory": MEMORY, "snapshots": 2},

@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgewalk._optional import requires_extra
 from ridgewalk.studies.framework.comparison import mean_and_se
-from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, judge
+from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, mark_against
 
 with requires_extra("plots"):
     from matplotlib.axes import Axes
@@ -205,7 +205,7 @@ def _final(row: RegressionRow, what: str, reference: RegressionRow | None = None
     mark = None
     if reference is not None:
         difference, difference_se = mean_and_se(values[:, -1] - np.asarray(getattr(reference, what))[:, -1])
-        mark = judge(difference, 0.0, error=2 * difference_se)
+        mark = mark_against(difference, 0.0, error=2 * difference_se)
     return Number(mean, se, ".3f", mark=mark)
 
 
@@ -234,11 +234,11 @@ def _errors_table(settings: Settings, best: Best, truth: Mapping[str, float]) ->
 
 def _throughout(part: Excess) -> Mark:
     """Compare the largest difference with 0: equal within two standard errors."""
-    return judge(part.largest, 0.0, error=2 * part.largest_se)
+    return mark_against(part.largest, 0.0, error=2 * part.largest_se)
 
 
 def _excess_row(label: str, part: Excess) -> tuple[Cell, ...]:
-    mark = judge(part.mean, 0.0, error=2 * part.mean_se)
+    mark = mark_against(part.mean, 0.0, error=2 * part.mean_se)
     return (
         label,
         Number(part.mean, part.mean_se, ".3f", mark=mark),

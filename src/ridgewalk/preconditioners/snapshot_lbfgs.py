@@ -130,11 +130,13 @@ class SnapshotLBFGS(PairSettings):
         fresh = jnp.where(good, jnp.stack([s, y]), 0)
         scale = jnp.where(good, base_curvature(ss, sy, yy, self.damping, old.least, old.scale), old.scale)
         now = old._replace(window=jax.lax.dynamic_update_slice_in_dim(old.window, fresh, row, 0), scale=scale)
-        after = every(self.memory, pairs, self._maybe_replace, now, pairs // self.memory)
+        hot = self.hot_pairs(transition)
+        windows = pairs // self.memory, None if hot is None else hot // self.memory
+        after = every(self.memory, pairs, self._maybe_replace, now, windows)
         return after, UpdateInfo(powell_damping(scale * ss, sy, self.damping), ~good)
 
-    def _maybe_replace(self, now: SnapshotOperator, windows: Scalar) -> SnapshotOperator:
-        due = now.snapshots.due + adaptation_weight(self.adaptation, windows, now.identity.dtype)
+    def _maybe_replace(self, now: SnapshotOperator, windows: tuple[Scalar, Scalar | None]) -> SnapshotOperator:
+        due = now.snapshots.due + adaptation_weight(self.adaptation, windows[0], now.identity.dtype, windows[1])
         share = 1 / self.snapshots
         waiting = now._replace(snapshots=now.snapshots._replace(due=due))
         return when(due >= share, self._replace_oldest, waiting, jnp.minimum(due - share, share))

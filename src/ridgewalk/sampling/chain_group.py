@@ -1,0 +1,301 @@
+"""Chain groups: chains that one compiled loop runs together on their devices, through warm-up and the run after it."""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk._compilation import jit
+from ridgewalk._control_flow import WORD
+from ridgewalk._pytree import layout_of
+from ridgewalk._random import keys_at
+from ridgewalk._types import Key, PyTree
+from ridgewalk._validation import check_choice
+from ridgewalk.data import Batches
+from ridgewalk.distributed.shards import replicate
+from ridgewalk.gradients import Anchor, ControlVariates, GradientEstimator, anchor_at
+from ridgewalk.kernel import Info, Sampler, State, build_kernel
+from ridgewalk.sampling.batching import (
+    IterableReader,
+    Prefetcher,
+    Reader,
+    RowReader,
+    locate_nonfinite_batch,
+    order_at,
+)
+from ridgewalk.sampling.loop import (
+    CHAIN_AXES,
+    DivergenceMonitor,
+    LoopCarry,
+    LoopSpec,
+    StepRange,
+    arriving_chains,
+    init_chains,
+    refining_chains,
+    run_steps,
+    settling_chains,
+    sharded_data,
+    take_chain,
+)
+from ridgewalk.sampling.parts import ChainPart, parallel_parts
+from ridgewalk.sampling.tuned_steps import WarmupState, arrival_sampler, phase_spec, settling_sampler
+from ridgewalk.sampling.warmup import Measured, WarmupPlan, begin_sampling, largest_preconditioned_curvature
+from ridgewalk.target import Posterior, on_host
+
+ChainMethod = Literal["vectorized", "sequential", "parallel"]
+
+
+def split_chains(method: str, chains: int, data: PyTree = None) -> list[ChainPart]:
+    """Which chains run together, where, and which process writes them; the parts of all processes."""
+    check_choice("chain_method", method, get_args(ChainMethod))
+    if method == "parallel":
+        return parallel_parts(chains, data)
+    cuts = [slice(0, chains)] if method == "vectorized" else [slice(i, i + 1) for i in range(chains)]
+    return [ChainPart(cut, None, None, tuple(range(jax.process_count())), 0) for cut in cuts]
+
+
+def _info(sampler: Sampler, estimator: GradientEstimator, states: State) -> Info:
+    """What a step of all chains shows; for its shapes. (Not a method, so that it is traced once for many runs.)"""
+    batch = estimator.target.subsample()
+    state = take_chain(states, 0)
+    info = build_kernel(sampler, estimator, state.position).step(jax.random.key(0), state, batch, 1.0)[1]
+    chains = jax.tree.leaves(states.position)[0].shape[0]
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (chains, *x.shape)), info)
+
+
+_take_chain = jit(take_chain)
+
+
+class ChainGroup:
+    """Chains that one compiled loop runs together on one device."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        estimator: GradientEstimator,
+        keys: Key,
+        starts: PyTree,
+        potentials: jax.Array,
+        spec: LoopSpec,
+        host_data: PyTree,
+        buffer_draws: int,
+        part: ChainPart,
+        plan: WarmupPlan | None = None,
+    ) -> None:
+        self.part, self.device, self.plan = part, part.device, plan
+        self.data = sharded_data(estimator)
+        if self.data is not None or self.device is not None:
+            estimator, keys, starts, potentials = self.place((estimator, keys, starts, potentials))
+            sampler = self.place(sampler) if self.data is not None else sampler
+        self.sampler, self.estimator, self.keys, self.spec = sampler, estimator, keys, spec
+        first = sampler if plan is None else arrival_sampler(sampler)
+        self._keys_of_word = 0, keys
+        self.chains = keys.shape[0]
+        self.dimension = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(starts))
+        states = init_chains(first, estimator, starts)
+        info = jax.eval_shape(_info, first, estimator, states)
+        if plan is not None:
+            hot_until = jnp.asarray(plan.ends[1], jnp.int32)
+            self.phase, self.settling = (
+                phase_spec(each, estimator, self.dimension, spec.indexer.full)
+                for each in (sampler, settling_sampler(sampler))
+            )
+            states = arriving_chains(first, estimator, states, hot_until, cached=self.phase.cached)
+        draws = spec.recorder.empty(states.position, info, buffer_draws)
+        temperature = sampler.dynamics.temperature
+        carry = LoopCarry(states, draws, DivergenceMonitor.init(potentials, self.dimension, temperature), None)
+        self.carry = carry if self.data is None else self.place(carry)
+        self.host_data, self.prefetcher = host_data, None
+        if spec.indexer.prefetched:
+            examples = estimator.target.data.examples  # type: ignore[union-attr]
+            self.prefetcher = Prefetcher(examples, spec.indexer.batch_size, self.chains)
+
+    def place(self, tree: PyTree) -> PyTree:
+        """Arrays where the group runs; without a device they stay where they are."""
+        return jax.device_put(tree, self.device) if self.data is None else replicate(tree, self.data.mesh)
+
+    def saved(self) -> PyTree:
+        """The arrays of a checkpoint."""
+        return self.carry.states, self.carry.draws.moments, self.carry.monitor
+
+    def saved_shapes(self, step: int) -> PyTree:
+        """Shapes and dtypes of the arrays of a checkpoint after `step` steps, for a group that has made none."""
+        states = self.carry.states
+        for phase in range(1, 1 + (0 if self.plan is None else self.plan.phase(step))):
+            states = jax.eval_shape(partial(self._states_of, phase), states)
+        return states, self.carry.draws.moments, self.carry.monitor
+
+    def _states_of(self, phase: int, states: State, unfit: bool = False) -> State:
+        """The states that a phase of warm-up, or the run after it (3), begins with, from those that ended the former.
+
+        Statistics and centres of a new phase are filled in by `enter`.
+        """
+        if phase == 1:
+            sampler, error = settling_sampler(self.sampler), self.settling.energy_error
+            states = settling_chains(sampler, self.estimator, states, energy_error=error)
+        if phase == 2:
+            sampler = settling_sampler(self.sampler)
+            states = refining_chains(sampler, self.estimator, states, jnp.asarray(unfit))
+        if phase < 3 and isinstance(self.estimator, ControlVariates):
+            return states._replace(estimator=Anchor(states.position, states.position))
+        if phase == 3:
+            numbers = Measured(*(states.tuning.root_step for _ in Measured._fields))
+            switch = jax.vmap(partial(begin_sampling, self.sampler), in_axes=(CHAIN_AXES, 0), out_axes=CHAIN_AXES)
+            return switch(states, numbers)
+        return states
+
+    def enter(self, phase: int, unfit: bool = False) -> None:
+        """Begin a phase of warm-up; `unfit`: with the preconditioner to fall back on."""
+        former = self.carry.states
+        states = self._states_of(phase, former, unfit)
+        if isinstance(self.estimator, ControlVariates):
+            states = states._replace(estimator=self._anchors(former, mean=phase > 1))
+        self.carry = self.carry._replace(states=states if self.data is None else self.place(states))
+
+    def _anchors(self, states: State, mean: bool) -> Anchor:
+        """New centres of control variates: the position of each chain, or its mean over the last window."""
+        posterior = self.estimator.target
+        assert isinstance(posterior, Posterior)
+        if on_host(self.host_data):
+            posterior = replace(posterior, data=self.host_data)
+        chains = [take_chain(states, chain) for chain in range(self.chains)]
+        unravel = layout_of(chains[0].position).unravel
+        centres = [unravel(state.tuning.last_centre) if mean else state.position for state in chains]
+        anchors = [anchor_at(posterior, centre) for centre in centres]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *anchors)
+
+    def measure_warmup(self) -> list[Measured]:
+        """What the warm-up of each chain measured."""
+        warm: WarmupState = self.carry.states.tuning
+        found = []
+        for chain, state in enumerate(self.chain_states()):
+            state = state if self.data is None else self.place(state)  # noqa: PLW2901
+            curvature = largest_preconditioned_curvature(self.estimator, state)
+            h = jnp.exp(warm.last_log_step[chain])
+            h = h * (self.phase.energy_error / self.settling.energy_error) ** (1 / 6)
+            scales = warm.scale[chain], warm.slow_scale[chain]
+            numbers = (h, *scales, warm.noise[chain], curvature, self.dimension)
+            found.append(Measured(*map(float, numbers)))
+        return found
+
+    def finish_warmup(self, step_sizes: np.ndarray, friction: float, noise: float, measured: list[Measured]) -> None:
+        """The run after warm-up."""
+        self.enter(3)
+        states = self.carry.states
+        tuned = states.tuning
+
+        def fill(value: Any) -> jax.Array:
+            return jnp.broadcast_to(jnp.asarray(value, tuned.step_size.dtype), tuned.step_size.shape)
+
+        numbers = Measured(*(fill(np.array(values)) for values in zip(*measured, strict=True)))
+        tuned = tuned._replace(
+            step_size=fill(step_sizes), friction=fill(friction), noise_variance=fill(noise), measured=numbers
+        )
+        states = states._replace(tuning=tuned)
+        self.carry = self.carry._replace(states=states if self.data is None else self.place(states))
+
+    def restore(self, saved: PyTree) -> None:
+        """Continue from the arrays of a checkpoint."""
+        states, moments, monitor = self.place(saved)  # no device is left open, as at the start
+        draws = self.carry.draws._replace(moments=moments)
+        self.carry = self.carry._replace(states=states, draws=draws, monitor=monitor)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any chain of the group has not diverged."""
+        return bool(np.any(np.asarray(self.carry.monitor.step) < 0))
+
+    @property
+    def finite(self) -> np.ndarray:
+        """Which chains are at a position that is finite."""
+        leaves = jax.tree.leaves(self.carry.states.position)
+        each = [np.isfinite(np.asarray(leaf)).reshape(self.chains, -1).all(axis=1) for leaf in leaves]
+        return np.all(each, axis=0)
+
+    def begin(self, step: int, stop: int, data_state: Any = None) -> None:
+        """Prepare the data of the steps from `step` on; batches of the first `stop − step` steps are prefetched.
+
+        `data_state` is where a checkpoint says that the data were read up to.
+        """
+        if self.prefetcher is None:
+            self.carry = self.carry._replace(order=order_at(self.spec.indexer, self.keys, step, self.data))
+            return
+        reader: Reader
+        if isinstance(self.host_data, Batches):
+            reader = IterableReader(self.host_data, self.chains, step, data_state)
+        else:
+            reader = RowReader(self.host_data, self.spec.indexer, self.keys)
+        self.prefetcher.begin(reader, step, stop - step)
+
+    def batches(self, ahead: int) -> PyTree:
+        """The prefetched batches of the next steps; those of the `ahead` steps after them are begun."""
+        return None if self.prefetcher is None else self.prefetcher.take(ahead)
+
+    def advance(self, start: int, step_range: StepRange, step_sizes: np.ndarray, batches: PyTree) -> None:
+        """Start a device call whose first step is number `start`; reading the carry waits for it."""
+        leaf = jax.tree.leaves(self.carry.states.position)[0]
+        sizes = jnp.asarray(step_sizes, jnp.result_type(*jax.tree.leaves(self.carry.states.position)))
+        if self.data is not None:
+            sizes, step_range = self.place((sizes, step_range))
+        elif len(jax.local_devices()) > 1:
+            sizes, step_range, batches = jax.device_put((sizes, step_range, batches), leaf.sharding)
+        keys = self._keys_at(start)
+        sampler, spec = self._phase(start)
+        self.carry = run_steps(sampler, self.estimator, keys, self.carry, sizes, step_range, batches, spec=spec)
+
+    def _phase(self, start: int) -> tuple[Sampler, LoopSpec]:
+        """The sampler and the settings of the loop for the steps after `start`."""
+        if self.plan is None:
+            return self.sampler, self.spec
+        number, phase = self.plan.phase(start + 1), self.phase
+        if number == 3:
+            return self.sampler, self.spec._replace(phase=phase) if phase.cached else self.spec
+        sampler = arrival_sampler(self.sampler) if number == 0 else settling_sampler(self.sampler)
+        return sampler, self.spec._replace(phase=self.settling.of_phase(number))
+
+    def _keys_at(self, step: int) -> Key:
+        high = step // WORD
+        if self._keys_of_word[0] != high:
+            self._keys_of_word = high, keys_at(self.keys, step)
+        return self._keys_of_word[1]
+
+    def locate_nonfinite_batch(self, chain: int, step: int) -> str:
+        """What is not finite in the batch that a chain of the group, counted in it, read from the host in a step."""
+        if self.prefetcher is None:
+            return ""
+        return locate_nonfinite_batch(self.host_data, self.spec.indexer, self.keys, chain, step)
+
+    def draw_shapes(self) -> dict[str, PyTree]:
+        """Shapes and dtypes of one draw of one chain."""
+
+        def one(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape[2:], x.dtype)
+
+        return {name: jax.tree.map(one, tree) for name, tree in self._groups().items()}
+
+    def _groups(self) -> dict[str, PyTree]:
+        made = self.carry.draws
+        groups = {"posterior": made.positions, "collected": made.collected, "sample_stats": made.info}
+        return {name: tree for name, tree in groups.items() if tree is not None}
+
+    def draws(self, count: int) -> dict[str, PyTree]:
+        """The draws of the last device call on the host, leading axes (chain, draw)."""
+
+        def to_host(x: jax.Array) -> np.ndarray:
+            return np.array(np.swapaxes(np.asarray(x)[:count], 0, 1))  # slicing on the device would compile per count
+
+        return {name: jax.tree.map(to_host, tree) for name, tree in self._groups().items()}
+
+    def chain_states(self) -> list[State]:
+        """The states, a chain at a time."""
+        states = self.carry.states if self.data is None else jax.tree.map(np.asarray, self.carry.states)
+        return [_take_chain(states, chain) for chain in range(self.chains)]
+
+    def close(self) -> None:
+        """End the thread that reads batches."""
+        if self.prefetcher is not None:
+            self.prefetcher.close()

@@ -1,0 +1,415 @@
+"""Steps with a measured energy error: their step size follows it during warm-up, and large errors are undone.
+
+With h the step of the leapfrog scheme that a step is equivalent to (ε = h² (1 − α/2) for friction α, which is 1 for
+Langevin dynamics), the error of one step is ΔH = Ũ' − Ũ − sᵀ(g + g')/2 + h² (|Sᵀg'|² − |Sᵀg|²) / 8, all on the batch of
+the step; its variance is O(d h⁶), and h is held where it is `energy_error` per parameter, as in the tuning of MCLMC
+(Robnik et al. 2023). Our step with friction is that leapfrog step after a partial refreshment of the momentum, so with
+exact gradients Metropolis's rule on ΔH, with the momentum reversed where it rejects, leaves the posterior invariant
+(Horowitz 1991); at friction 1 it is MALA.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ridgewalk._control_flow import when
+from ridgewalk._pytree import Layout
+from ridgewalk._types import PyTree, Scalar, Vector
+from ridgewalk.distributed.shards import halves, shards_of_device
+from ridgewalk.dynamics.base import Dynamics
+from ridgewalk.dynamics.hamiltonian import Hamiltonian, MomentumDynamics, NoseHoover
+from ridgewalk.dynamics.langevin import DelayedLangevin, Langevin
+from ridgewalk.gradients import GradientEstimator, Minibatch, with_prior
+from ridgewalk.kernel import Info, Kernel, Sampler, State, StepTrace, Tuned
+from ridgewalk.preconditioners.base import (
+    AdaptivePreconditioner,
+    ByDimension,
+    Preconditioner,
+    PreconditionerSpec,
+    StaticPreconditioner,
+)
+from ridgewalk.preconditioners.diagonal import Diagonal
+from ridgewalk.preconditioners.rescaled import RescaledSpec
+
+HUGE_ERROR, LARGE_ERROR = 1000.0, 10.0
+"""Energy errors above which a step is undone: during warm-up, and after it where steps are not Metropolis-adjusted."""
+
+MOST_FAILURES = 5
+"""Steps undone in a row, after which the preconditioner starts again."""
+
+MOST_ABOVE = 10.0
+"""How far h may be above that of the steps, where gradient noise makes them shorter."""
+
+NOISE_EVERY = 5
+"""Steps between estimates of the gradient noise."""
+
+FRICTION = 0.8
+"""Times h over the standard deviation of the slowest whitened coordinates: at 1 their variances mix fastest."""
+
+
+BIAS_ERROR = 5e-4
+"""The variance of the energy error per parameter without Metropolis's rule: variances of a Gaussian target are then too
+large by 5 %."""
+
+NOISY_ERROR = 1e-4
+"""The same with minibatches, from which G is still learnt after warm-up, and may grow: 3 %."""
+
+LANGEVIN_ERROR, MOMENTUM_ERROR = 0.25, 0.02
+"""The variance of the energy error with Metropolis's rule, where it is the less: four fifths of the steps are accepted
+without momentum, and 19 of 20 with it, because a rejected step reverses the momentum."""
+
+
+class PhaseSpec(NamedTuple):
+    """The static settings of a phase of warm-up, and of the run after it where gradients are exact."""
+
+    arriving: bool = False
+    """Whether this is the first phase: larger energy errors, most of all where the potential falls."""
+    tuning: bool = True
+    """Whether the step size follows the energy error; False after warm-up."""
+    exact: bool = False
+    """Whether gradients are computed on all data."""
+    cached: bool = False
+    """Whether ∇Ũ at the end of a step serves the next one: the potential is the same, and the step begins there."""
+    adjusted: bool = False
+    """Whether steps are accepted by Metropolis's rule."""
+    energy_error: float = BIAS_ERROR
+    """The variance of the energy error of a step, per parameter."""
+    noise_fraction: float = 0.2
+    """The gradient noise allowed, relative to the noise of a step."""
+    least_friction: float = 1e-4
+    """Of "auto" friction."""
+
+    @property
+    def forgetting(self) -> float:
+        """The weight of the former estimate of h after one step."""
+        return 0.8 if self.arriving else 0.98
+
+    def of_phase(self, phase: int) -> "PhaseSpec":
+        """The settings of a phase of warm-up, from those of the run after it."""
+        if phase == 0:
+            return self._replace(tuning=True, arriving=True, energy_error=1.0, noise_fraction=10.0)
+        if phase == 1:
+            # With little friction, steps in a row have similar directions, and a window of pairs sees few of them.
+            return self._replace(tuning=True, noise_fraction=1.0, least_friction=0.5)
+        return self._replace(tuning=True)
+
+
+def unit_step(energy_error: float) -> float:
+    """The h of this energy error where the curvature is 1 in all whitened directions: its variance is h⁶/16."""
+    return float((16 * energy_error) ** (1 / 6))
+
+
+def is_constant(preconditioner: PreconditionerSpec) -> bool:
+    """Whether G does not depend on the position, but for adaptation that fades."""
+    if isinstance(preconditioner, ByDimension):
+        return is_constant(preconditioner.small) and is_constant(preconditioner.large)
+    if isinstance(preconditioner, RescaledSpec):
+        return is_constant(preconditioner.inner)
+    rule = preconditioner.unwrapped if isinstance(preconditioner, Preconditioner) else preconditioner
+    return isinstance(rule, AdaptivePreconditioner | StaticPreconditioner)
+
+
+def phase_spec(sampler: Sampler, estimator: GradientEstimator, dimension: int, exact: bool) -> PhaseSpec:
+    """The settings of the run after warm-up; those of its phases are derived from them.
+
+    Steps are Metropolis-adjusted where gradients are exact, G does not depend on the position, and it costs little:
+    h then decreases with the number of parameters, while without it the bias remains the same.
+    """
+    dynamics = sampler.dynamics
+    plain = isinstance(estimator, Minibatch) and not getattr(estimator.target, "adaptive", False)
+    cached = exact and plain and sampler.pruning is None and not isinstance(dynamics, DelayedLangevin)
+    error = (MOMENTUM_ERROR if is_momentum(dynamics) else LANGEVIN_ERROR) / dimension
+    adjusted = cached and type(dynamics) in (Langevin, Hamiltonian) and error >= BIAS_ERROR / 5
+    adjusted = adjusted and is_constant(sampler.preconditioner)
+    unadjusted = BIAS_ERROR if exact else NOISY_ERROR
+    return PhaseSpec(False, False, exact, cached, adjusted, error if adjusted else unadjusted)
+
+
+NoiseStatistics = tuple[Scalar, tuple[Scalar, Scalar]]
+"""A recent mean, and sum and number of the values of a window."""
+
+
+class WarmupState(NamedTuple):
+    """The state of a chain's warm-up."""
+
+    tuned: Tuned
+    root_step: Scalar
+    """h."""
+    excess: Scalar
+    """Weighted sum of ξ (h/h_k)⁶, ξ the squared energy error relative to that allowed."""
+    weight: Scalar
+    failures: Scalar
+    """Steps undone in a row."""
+    noise: Scalar
+    """Recent mean variance of the gradient noise in whitened coordinates; 0 for exact gradients."""
+    window_noise: tuple[Scalar, Scalar]
+    """Sum and number of the variances measured in the window."""
+    diagonal: Vector
+    """The diagonal of G at the end of the first phase."""
+    travelled: Vector
+    """The sum of all whitened steps: the position in units of S."""
+    window_steps: Scalar
+    """Steps of the current window."""
+    mean: Vector
+    squares: Vector
+    """Σ (x − mean)² of `travelled` over the window."""
+    mean_log_step: Scalar
+    """Mean of log h over the window."""
+    centre: Vector
+    """Mean position over the window."""
+    last_centre: Vector
+    last_log_step: Scalar
+    """These means over the last complete window."""
+    scale: Scalar
+    """Root mean square standard deviation of `travelled` over the last complete window."""
+    slow_scale: Scalar
+    """The same over the hundredth of the coordinates that varied most."""
+
+
+def is_momentum(dynamics: Dynamics) -> bool:
+    """Whether the dynamics have a momentum."""
+    return isinstance(dynamics, MomentumDynamics)
+
+
+def friction_of(dynamics: Dynamics, tuned: Tuned) -> Scalar | float:
+    """α of a step; 1 for dynamics without momentum."""
+    if isinstance(dynamics, Hamiltonian):
+        return tuned.friction if dynamics.friction == "auto" else dynamics.friction
+    return dynamics.diffusion if isinstance(dynamics, NoseHoover) else 1.0
+
+
+def arrival_sampler(sampler: Sampler) -> Sampler:
+    """The sampler of the first phase: momentum and a diagonal preconditioner, with the pruning of the run."""
+    dynamics = Hamiltonian("auto", temperature=sampler.dynamics.temperature, noise=sampler.dynamics.noise)
+    return replace(sampler, dynamics=dynamics, preconditioner=Diagonal())
+
+
+def settling_sampler(sampler: Sampler) -> Sampler:
+    """The sampler of the second and third phase: Langevin dynamics with an adaptive preconditioner get a momentum."""
+    dynamics = sampler.dynamics
+    if type(dynamics) is not Langevin or not isinstance(sampler.preconditioner, AdaptivePreconditioner):
+        return sampler
+    momentum = Hamiltonian("auto", temperature=dynamics.temperature, noise=dynamics.noise)
+    return replace(sampler, dynamics=momentum)
+
+
+class TunedStepper:
+    """A step of the sampler that is undone if its energy error is large; in warm-up, and the step size of the next."""
+
+    def __init__(
+        self, kernel: Kernel, sampler: Sampler, estimator: GradientEstimator, layout: Layout, spec: PhaseSpec
+    ) -> None:
+        self.kernel, self.sampler, self.estimator, self.layout, self.spec = kernel, sampler, estimator, layout, spec
+        self.preconditioner = sampler.resolve(layout)
+
+    def advance(
+        self,
+        window_ends: jax.Array | np.ndarray | None,
+        noise: tuple[Vector, Scalar],
+        state: State,
+        batch: PyTree,
+        step_size: Scalar | float,
+        due: Scalar | None,
+    ) -> tuple[State, Info]:
+        """The state after the step, the position as a flat vector; statistics are renewed at `window_ends`.
+
+        `noise` is that of the step and a uniform number for Metropolis's rule.
+        """
+        spec, tuning = self.spec, state.tuning
+        tuned: Tuned = tuning.tuned if spec.tuning else tuning
+        normals, uniform = noise
+        factor = 1.0 if spec.tuning else step_size
+        after, info, trace = self.kernel.trace(normals, state._replace(tuning=tuned), batch, factor, due)
+        value, gradient = trace.evaluate(trace.after, batch)
+        error, allowed, size = self._energy_error(factor * tuned.step_size, tuned, trace, value, gradient)
+        sound = jnp.all(jnp.isfinite(trace.after)) & (error < HUGE_ERROR)
+        if spec.tuning:
+            sound &= _all_finite(after.preconditioner)
+        accepted = sound
+        if spec.adjusted and not spec.arriving:
+            accepted = sound & (jnp.log(uniform) < -error)
+        elif not spec.tuning:
+            accepted = sound & (error < LARGE_ERROR + 4 * jnp.sqrt(allowed))
+        if spec.cached:
+            evaluation = where_tree(accepted, (value, gradient), (trace.before.potential, trace.before.gradient))
+            tuned = tuned._replace(evaluation=evaluation)
+        tuned = tuned._replace(undone=tuned.undone + ~accepted)
+        kept = self._undo(state, after, accepted)
+        if not spec.tuning:
+            return kept._replace(tuning=tuned), info
+        before = state._replace(dynamics=self.sampler.dynamics.init(trace.before.position))
+        both = [each._replace(tuning=None, step=None) for each in (kept, before)]  # type: ignore[arg-type]
+        kept = where_tree(sound, *both)  # without the step, which is common to all chains
+        warm = self._next_step_size(tuning._replace(tuned=tuned), error, allowed, sound)
+        if not spec.exact:
+            warm = self._measure_noise(warm, trace, batch, state)
+        warm = self._record(warm, kept.position, jnp.where(accepted, trace.whitened_step(), 0))
+        warm = when(jnp.any(state.step.low + 1 == window_ends), self._end_window, warm, ())
+        if not spec.arriving:
+            variance = (1 + warm.noise) * self.sampler.dynamics.temperature
+            limited = self.preconditioner.limit(kept.preconditioner, trace.before.gradient, variance)
+            kept = kept._replace(preconditioner=limited)
+        kept = when(warm.failures >= MOST_FAILURES, self._start_again, kept, (warm.diagonal, batch))
+        warm = warm._replace(failures=warm.failures % MOST_FAILURES)
+        return kept._replace(tuning=self._apply(warm, size), step=after.step), info
+
+    def _undo(self, before: State, after: State, accepted: Scalar) -> State:
+        """The position before the step, and the reversed momentum, unless the step is accepted."""
+        position = jnp.where(accepted, after.position, before.position)
+        moved = where_tree(accepted, after.dynamics, self.sampler.dynamics.reverse(after.dynamics))
+        return after._replace(position=position, dynamics=moved)
+
+    def _energy_error(
+        self, step_size: Scalar, tuned: Tuned, trace: StepTrace, value: Scalar, gradient: Vector
+    ) -> tuple[Scalar, Scalar, Scalar]:
+        """ΔH/T of the step, the square that is allowed, and |Sᵀg|²/d before the step."""
+        spec, temperature = self.spec, self.sampler.dynamics.temperature
+        before, dtype = trace.before, tuned.step_size.dtype
+        s, difference = trace.after - before.position, value - before.potential
+        both = before.gradient, gradient
+        used = both if trace.correction is None else tuple(g + trace.correction for g in both)
+        whitened = [trace.operator.factor_transpose(g) for g in used]
+        leapfrog = step_size / (1 - friction_of(self.sampler.dynamics, tuned) / 2)
+        kinetic = leapfrog / 8 * (whitened[1] @ whitened[1] - whitened[0] @ whitened[0])
+        error = (difference - s @ (both[0] + both[1]) / 2 + kinetic) / temperature
+        rounding = 4 * jnp.finfo(value.dtype).eps * jnp.abs(value) / temperature
+        allowed = self.layout.size * spec.energy_error + rounding**2
+        if spec.arriving:
+            allowed = allowed + (0.2 * difference / temperature) ** 2
+        size = whitened[0] @ whitened[0] / self.layout.size
+        return error.astype(dtype), allowed.astype(dtype), size.astype(dtype)
+
+    def _next_step_size(self, warm: WarmupState, error: Scalar, allowed: Scalar, good: Scalar) -> WarmupState:
+        """h after a step with this energy error."""
+        # Gradient noise may have made the step shorter than h.
+        used = jnp.sqrt(warm.tuned.step_size / (1 - friction_of(self.sampler.dynamics, warm.tuned) / 2))
+        shorter = warm.root_step / used
+        ratio = (jnp.where(good, error**2 / allowed, 1.0) + 1e-8) * shorter**6
+        weight = jnp.where(good, jnp.exp(-0.5 * (jnp.log(ratio) / 9) ** 2), 0.0)
+        excess = self.spec.forgetting * warm.excess + weight * ratio
+        total = self.spec.forgetting * warm.weight + weight
+        wanted = (excess / jnp.maximum(total, 1e-8)) ** (-1 / 6)
+        factor = jnp.where(good, jnp.clip(wanted, 0.5, 1.5), 0.7)
+        factor = jnp.minimum(factor, MOST_ABOVE / shorter)
+        return warm._replace(
+            root_step=warm.root_step * factor,
+            failures=jnp.where(good, 0, warm.failures + 1),
+            excess=jnp.where(good, excess * factor**6, warm.excess * factor**6),
+            weight=jnp.where(good, total, warm.weight),
+        )
+
+    def _measure_noise(self, warm: WarmupState, trace: StepTrace, batch: PyTree, state: State) -> WarmupState:
+        """V from the difference of the gradients on the two halves of the batch, every few steps."""
+        data = getattr(self.estimator.target, "data", None)
+        rows = jax.tree.leaves(batch)[0].shape[0] // shards_of_device(data)
+
+        def measure(found: NoiseStatistics, arrays: tuple[Vector, PyTree]) -> NoiseStatistics:
+            position, batch = arrays
+            if rows < 2:
+                whitened = trace.operator.factor_transpose(self._estimate(trace, position, batch))
+                variance = jnp.maximum(whitened @ whitened / self.layout.size - 1, 0)
+            else:
+                first, second = (self._estimate(trace, position, part) for part in halves(data, batch))
+                whitened = trace.operator.factor_transpose(first - second) / 2
+                variance = whitened @ whitened / self.layout.size
+            recent, (total, number) = found
+            usable = jnp.isfinite(variance)
+            variance = jnp.where(usable, variance, recent).astype(recent.dtype)
+            return 0.9 * recent + 0.1 * variance, (total + variance, number + 1)
+
+        statistics = warm.noise, warm.window_noise
+        noise, window = when(state.step % NOISE_EVERY == 0, measure, statistics, (trace.before.position, batch))
+        return warm._replace(noise=noise, window_noise=window)
+
+    def _estimate(self, trace: StepTrace, position: Vector, batch: PyTree) -> Vector:
+        gradient, correction = trace.evaluate(position, batch)[1], trace.correction_on(batch)
+        return gradient if correction is None else gradient + correction
+
+    def _record(self, warm: WarmupState, position: Vector, whitened: Vector) -> WarmupState:
+        """Running moments of the window (Welford)."""
+        travelled, count = warm.travelled + whitened, warm.window_steps + 1
+        before = travelled - warm.mean
+        mean = warm.mean + before / count
+        return warm._replace(
+            travelled=travelled,
+            window_steps=count,
+            mean=mean,
+            squares=warm.squares + before * (travelled - mean),
+            mean_log_step=warm.mean_log_step + (jnp.log(warm.root_step) - warm.mean_log_step) / count,
+            centre=warm.centre + (position - warm.centre) / count,
+        )
+
+    def _end_window(self, warm: WarmupState, _: Any) -> WarmupState:
+        """The friction of the next window, from the standard deviation in whitened coordinates."""
+        variances = warm.squares / jnp.maximum(warm.window_steps - 1, 1)
+        largest = jax.lax.top_k(variances, max(1, variances.shape[0] // 100))[0]
+
+        def root(variance: Scalar) -> Scalar:
+            return jnp.sqrt(jnp.where(jnp.isfinite(variance) & (variance > 0), variance, 1)).astype(warm.scale.dtype)
+
+        nothing = jnp.zeros_like(warm.squares)
+        count = jnp.zeros_like(warm.window_steps)
+        total, number = warm.window_noise
+        measured = jnp.where(number > 0, total / jnp.maximum(number, 1), warm.noise)
+        return warm._replace(
+            noise=measured,
+            window_noise=(jnp.zeros_like(total), jnp.zeros_like(number)),
+            scale=root(jnp.mean(variances)),
+            slow_scale=root(jnp.mean(largest)),
+            last_centre=warm.centre,
+            last_log_step=warm.mean_log_step,
+            window_steps=count,
+            mean=warm.travelled,
+            squares=nothing,
+        )
+
+    def _start_again(self, state: State, arrays: tuple[Vector, PyTree]) -> State:
+        """The preconditioner from the diagonal of the first phase, after several steps in a row were undone."""
+        diagonal, batch = arrays
+        target = with_prior(self.estimator, state.prior).target
+
+        def gradient_at(vector: Vector) -> Vector:
+            return self.layout.ravel(jax.grad(target.potential)(self.layout.unravel(vector), batch))
+
+        started = self.preconditioner.init_from_diagonal(state.position, gradient_at, diagonal)
+        if state.mask is not None:
+            started = self.preconditioner.prune(started, state.mask, state.position, gradient_at)
+        return state._replace(preconditioner=started)
+
+    def _apply(self, warm: WarmupState, size: Scalar) -> WarmupState:
+        """ε and friction of the next step: those of h, less where the gradient noise would heat the chain.
+
+        Far from the posterior, where the gradient is larger than its noise, more noise is allowed: there it decreases
+        with the gradient, as the chain approaches.
+        """
+        spec, dynamics = self.spec, self.sampler.dynamics
+        h = warm.root_step
+        temperature = dynamics.temperature
+        fraction = spec.noise_fraction + 0.1 * jnp.maximum(size / temperature - warm.noise, 0)
+        if not spec.exact and not isinstance(dynamics, NoseHoover):
+            # Excess temperature: h² V / (2 α) with momentum, ε V / 2 = h² V / 4 without.
+            most = (2 if is_momentum(dynamics) else 4) * fraction * temperature
+            h = jnp.minimum(h, jnp.sqrt(most / jnp.maximum(warm.noise, 1e-20)))
+        friction = jnp.clip(h, 0.2, 1.0)
+        if not spec.arriving:
+            friction = jnp.clip(FRICTION * h / warm.slow_scale, spec.least_friction, 1.0)
+        if not spec.exact:
+            least = h**2 * warm.noise / (2 * fraction * temperature)
+            friction = jnp.clip(jnp.maximum(friction, least), 0, 1)
+        noise = jnp.zeros_like(h) if spec.arriving else warm.noise.astype(h.dtype)
+        tuned = warm.tuned._replace(friction=friction.astype(h.dtype), noise_variance=noise)
+        step_size = h**2 * (1 - friction_of(dynamics, tuned) / 2)
+        return warm._replace(tuned=tuned._replace(step_size=step_size.astype(h.dtype)))
+
+
+def where_tree(condition: Scalar, new: Any, old: Any) -> Any:
+    """The leaves of one tree or of the other."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def _all_finite(tree: PyTree) -> Scalar:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.asarray(True)

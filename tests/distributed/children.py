@@ -1,0 +1,56 @@
+"""Starts `run_child.py` in one process or several, and reads what it prints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ridgewalk.distributed.launch import COORDINATOR, LOOPBACK, PROCESS, PROCESSES, free_port
+
+CHILD = Path(__file__).with_name("run_child.py")
+TIMEOUT = 200
+
+
+def start(cases, processes=1, devices=1, flags="", **settings):
+    """Processes with so many devices each; the cases are runs that each of them makes."""
+    kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
+    every = [*kept, f"--xla_force_host_platform_device_count={devices}", *flags.split()]
+    common = os.environ | {"XLA_FLAGS": " ".join(every), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    common = {name: value for name, value in common.items() if "proxy" not in name.lower()}
+    address = f"{LOOPBACK}:{free_port()}"
+    several = [
+        {PROCESSES: str(processes), PROCESS: str(number), COORDINATOR: address} if processes > 1 else {}
+        for number in range(processes)
+    ]
+    command = [sys.executable, str(CHILD), json.dumps({"cases": cases, **settings})]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen(command, env=common | one, **pipes) for one in several]
+
+
+def finish(child):
+    """The output and the errors of a child that ends."""
+    try:
+        return child.communicate(timeout=TIMEOUT)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+
+
+def results(children):
+    """What the runs of each child gave: a list for each process."""
+    ends = [finish(child) for child in children]
+    assert [child.returncode for child in children] == [0] * len(children), "\n".join(errors for _, errors in ends)
+    return [
+        [json.loads(line.removeprefix("RESULT ")) for line in output.splitlines() if line.startswith("RESULT ")]
+        for output, _ in ends
+    ]
+
+
+def run(cases, processes=1, devices=1, **settings):
+    """The results of the cases, which all processes agree on."""
+    found = results(start(cases, processes, devices, **settings))
+    assert all(other == found[0] for other in found)
+    assert len(found[0]) == len(cases)
+    return found[0]

@@ -1,0 +1,57 @@
+"""What devices tell each other in a step, read in the compiled program."""
+
+import re
+
+import pytest
+from tests.distributed.children import run
+
+COLLECTIVE = re.compile(
+    r"= (?P<shapes>[^=]*?) (?:all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+CHAINS, PARAMETERS = 3, 5
+
+
+def collectives(folder):
+    """The number of elements of every collective operation of the loop."""
+    programs = list(folder.glob("*run_steps*after_optimizations.txt"))
+    assert programs, "one for each device that runs chains of its own"
+    found = []
+    for line in "\n".join(program.read_text() for program in programs).splitlines():
+        match = COLLECTIVE.search(line)
+        if match:
+            sizes = re.findall(r"[a-z]\w*\[([\d,]*)\]", match["shapes"])
+            found.append(sum(int_product(size) for size in sizes))
+    return found
+
+
+def int_product(text):
+    total = 1
+    for number in text.split(","):
+        total *= int(number or 1)
+    return total
+
+
+def compiled(folder, case, devices):
+    run([case], devices=devices, flags=f"--xla_dump_to={folder} --xla_dump_hlo_module_re=.*run_steps.*")
+    return collectives(folder)
+
+
+def case(**options):
+    return {"sampler": "dense", "options": {"steps": 5, "batch_size": 8, "chains": CHAINS, **options}}
+
+
+def test_gradients_are_the_only_thing_that_devices_exchange(tmp_path):
+    found = compiled(tmp_path, {"shards": 2, **case()}, devices=2)
+    assert found
+    assert max(found) <= CHAINS * (PARAMETERS + 1)
+
+
+def test_chains_on_different_devices_exchange_nothing(tmp_path):
+    assert compiled(tmp_path, case(chain_method="parallel", chains=2), devices=2) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [4])
+def test_more_devices_gather_no_more_than_one_gradient_of_each(tmp_path, devices):
+    found = compiled(tmp_path, {"shards": devices, **case()}, devices=devices)
+    assert max(found) <= devices * CHAINS * (PARAMETERS + 1)

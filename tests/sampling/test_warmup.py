@@ -1,0 +1,321 @@
+"""Warm-up: chains arrive from any start, step size and friction are found, and the run samples the posterior."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests import zoo
+from tests.harness import complaints, flat_draws
+from tests.sampling.problems import assert_same_run
+from tests.targets import linear_regression
+
+import ridgewalk as rw
+from ridgewalk.kernel import Tuned
+from ridgewalk.sampling import loop, runner
+from ridgewalk.sampling.tuned_steps import PhaseSpec, phase_spec, unit_step
+from ridgewalk.sampling.warmup import Measured, WarmupPlan, at_fixed_point, choose
+
+REGRESSION = linear_regression()
+SCALES = np.array([1e-3, 0.1, 1.0, 10.0])
+TURN = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
+COVARIANCE = TURN @ np.diag(SCALES**2) @ TURN.T
+PRECISION = jnp.asarray(np.linalg.inv(COVARIANCE))
+MEAN = np.array([3.0, -1.0, 0.0, 20.0])
+GAUSSIAN = rw.Density(lambda x: -0.5 * (x - MEAN) @ PRECISION @ (x - MEAN))
+
+
+OTHERS = (rw.sgnht(), rw.psgld(), rw.hamcmc(), rw.sghmc(friction=0.3))
+MODELS = [case for case in zoo.CASES if case.name != "hierarchical"]
+
+
+def sample(sampler, target, start, *, steps=10_000, chains=4, seed=0, **options):
+    return rw.sample(
+        jax.random.key(seed), sampler, target, start, steps=steps, chains=chains, progress=False, **options
+    )
+
+
+@pytest.mark.parametrize("sampler", [rw.hasgld_sa(), rw.sghmc(preconditioner=rw.Dense()), rw.auto()])
+def test_an_ill_conditioned_gaussian_from_afar(sampler):
+    """Scales from 10⁻³ to 10, correlated, started 10⁴ standard deviations away; Metropolis's rule leaves no bias."""
+    starts = 10 * jax.random.normal(jax.random.key(1), (4, 4), dtype=float)
+    result = sample(sampler, GAUSSIAN, starts, start_per_chain=True)
+    assert result.burn_in == result.warmup == 2_000
+    assert complaints(flat_draws(result), MEAN, COVARIANCE, bias=0.0) == []
+    assert not np.any(np.asarray(result.step_sizes) > 2)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        rw.sgld(),
+        rw.sghmc(),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in OTHERS),
+    ],
+)
+def test_samplers_without_an_adaptive_preconditioner(sampler):
+    covariance = np.diag([0.25, 1.0, 4.0])
+    target = rw.Density(lambda x: -0.5 * jnp.sum(x**2 / jnp.array([0.25, 1.0, 4.0])))
+    result = sample(sampler, target, jnp.array([20.0, 20.0, 20.0]), steps=20_000)
+    exact = type(result.sampler.dynamics).__name__ in ("Langevin", "Hamiltonian") and sampler != rw.psgld()
+    assert complaints(flat_draws(result), np.zeros(3), covariance, bias=0.0 if exact else 0.1) == []
+
+
+@pytest.mark.parametrize("sampler", [rw.hasgld_sa(), rw.auto()])
+@pytest.mark.parametrize("centred", [False, True])
+def test_minibatches(sampler, centred):
+    """The bias is small; that measured noise is subtracted is tested below, its effect here is within the allowance."""
+    target = rw.control_variates(REGRESSION.target, jnp.zeros(3)) if centred else REGRESSION.target
+    result = sample(sampler, target, jnp.array([3.0, -3.0, 3.0]), steps=20_000, batch_size=40, seed=1)
+    assert complaints(flat_draws(result), REGRESSION.mean, REGRESSION.covariance, bias=0.06) == []
+
+
+def test_a_start_at_a_stationary_point():
+    """There the gradient, of which the first G is made, is zero."""
+    result = sample(rw.hasgld_sa(), GAUSSIAN, jnp.asarray(MEAN))
+    assert complaints(flat_draws(result), MEAN, COVARIANCE, bias=0.0) == []
+
+
+def test_eight_schools():
+    """Its tail has regions where fixed steps of any size are unstable."""
+    case = zoo.BY_NAME["eight_schools"]
+    result = sample(rw.auto(), case.target, case.starts(jax.random.key(0), 4), start_per_chain=True)
+    assert result.alive.all()
+    assert zoo.compare(result, case).agrees
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [rw.auto(), rw.hasgld_sa()])
+def test_the_hierarchical_model_from_sixteen_starts(sampler):
+    case = zoo.BY_NAME["hierarchical"]
+    result = sample(sampler, case.target, case.starts(jax.random.key(0), 16), chains=16, start_per_chain=True)
+    potential = np.asarray(result.info.potential).mean(axis=1)
+    mean, std = case.reference.potential
+    assert np.all(np.abs(potential - mean) < std)  # every chain has arrived
+    found = zoo.compare(result, case, ("mu", "log_tau", "log_sigma", "b"))
+    assert found.z <= 0.15
+    assert 0.9 <= found.sd_low <= found.sd_high <= 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*mode")
+@pytest.mark.parametrize("sampler", [rw.auto(), rw.hasgld_sa()])
+def test_the_hierarchical_model_with_control_variates_at_its_mode(sampler):
+    """The mode is 20 standard deviations from the mass: the chains leave it, and the control variates follow."""
+    case = zoo.BY_NAME["hierarchical"]
+    start = jax.tree.map(lambda leaf: leaf[0], case.starts(jax.random.key(0), 1))
+    mode = rw.find_mode(jax.random.key(5), case.posterior, start)
+    target = rw.control_variates(case.posterior, mode)
+    result = sample(sampler, target, mode, chains=8, batch_size=500, seed=1)
+    found = zoo.compare(result, case, ("mu", "log_tau", "log_sigma", "b"))
+    assert found.z <= 0.25
+    assert 0.8 <= found.sd_low <= found.sd_high <= 1.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [rw.auto(), rw.hasgld_sa()])
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_models_of_the_zoo_agree_or_check_says_so(case, sampler):
+    result = sample(sampler, case.target, case.starts(jax.random.key(0), 4), start_per_chain=True, seed=1)
+    assert zoo.compare(result, case).agrees or not result.check().ok
+
+
+# The run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 40},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"batch_size": 40, "replacement": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_chunks_and_chain_methods_do_not_change_the_draws(monkeypatch, options):
+    settings = {"steps": 600, "burn_in": 450, "chains": 2, **options}
+    whole = sample(rw.auto(), REGRESSION.target, jnp.ones(3), **settings)
+    monkeypatch.setattr(loop, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(runner, "LONGEST_CHUNK", 70)
+    assert_same_run(whole, sample(rw.auto(), REGRESSION.target, jnp.ones(3), **settings))
+
+
+@pytest.mark.parametrize("stop", [50, 150, 300, 480])
+def test_resumed_in_every_phase(tmp_path, stop):
+    """A run that ends at `stop`, as far as a checkpoint knows, and one that goes on from it."""
+    settings = {"steps": 600, "burn_in": 450, "chains": 2, "batch_size": 40}
+    target = rw.control_variates(REGRESSION.target, jnp.zeros(3))
+    whole = sample(rw.hasgld_sa(), target, jnp.ones(3), **settings)
+
+    class StopError(Exception):
+        pass
+
+    save = runner.RunWriter.save
+
+    def interrupt(self, step, *arguments, **options):
+        save(self, step, *arguments, **options)
+        self.finish()
+        if stop <= step < 600:
+            raise StopError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner.RunWriter, "save", interrupt)
+        with pytest.raises(StopError):
+            sample(rw.hasgld_sa(), target, jnp.ones(3), **settings, checkpoint=tmp_path, checkpoint_every=50)
+    again = sample(
+        rw.hasgld_sa(), target, jnp.ones(3), **settings, checkpoint=tmp_path, checkpoint_every=50, resume=True
+    )
+    assert_same_run(whole, again)
+
+
+def test_a_resumed_run_keeps_its_burn_in(tmp_path):
+    """By default it is a fifth of the steps; a resumed run may ask for more of them."""
+    options = {"chains": 1, "checkpoint": tmp_path, "resume": True}
+    short = sample(rw.sgld(), REGRESSION.target, jnp.ones(3), steps=1_000, **options)
+    longer = sample(rw.sgld(), REGRESSION.target, jnp.ones(3), steps=1_500, **options)
+    assert short.burn_in == longer.burn_in == 200
+    assert short.step_sizes[0] == longer.step_sizes[0]
+    np.testing.assert_array_equal(longer.positions[:, :800], short.positions)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "target"),
+    [
+        (rw.pruned(rw.hasgld_sa(), 0.5, stop=300, leaves=lambda name, shape: True), REGRESSION.target),
+        (rw.hasgld_sa(), rw.svrg(REGRESSION.target, every=20)),
+        (rw.hasgld_sa(form="snapshot_lbfgs"), REGRESSION.target),
+        (rw.sgrld(lambda x: jnp.ones(3)), REGRESSION.target),
+        (rw.sghmc(preconditioner=rw.rescaled(rw.SnapshotLBFGS(memory=2), "auto")), REGRESSION.target),
+        (
+            rw.sgld(),
+            rw.Posterior(
+                rw.spike_and_slab(),
+                rw.shared_noise(lambda w, b: b[1] - b[0] @ w),
+                (np.random.default_rng(0).normal(size=(50, 3)), np.random.default_rng(1).normal(size=50)),
+            ),
+        ),
+    ],
+    ids=["pruned", "svrg", "limited", "sgrld", "rescaled", "adaptive prior"],
+)
+def test_warmup_composes(sampler, target):
+    result = sample(sampler, target, jnp.ones(3), steps=800, burn_in=400, batch_size=20, chains=2)
+    assert result.alive.all()
+    assert np.all(np.isfinite(result.positions))
+    assert isinstance(result.final_states[0].tuning, Tuned)
+
+
+def test_a_given_step_size_after_warmup():
+    result = sample(rw.sghmc(), GAUSSIAN, jnp.asarray(MEAN), steps=1_000, warmup=300, step_size=1e-8)
+    assert result.burn_in == result.warmup == 300
+    np.testing.assert_allclose(result.step_sizes, 1e-8)
+    assert result.sampler.dynamics.friction != "auto"
+    without = sample(rw.sghmc(), GAUSSIAN, jnp.asarray(MEAN), steps=100, step_size=1e-8)
+    assert (without.burn_in, without.warmup, without.final_states[0].tuning) == (0, 0, None)
+
+
+def test_the_report_says_what_was_found():
+    result = sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=1_000)
+    text = result.tuning_report
+    assert f"{float(result.step_sizes[0]):.3g}" in text
+    assert "Metropolis" in text
+    with pytest.raises(ValueError, match="no warm-up"):
+        _ = sample(rw.sgld(), GAUSSIAN, jnp.asarray(MEAN), steps=10, step_size=1e-9).tuning_report
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step_size": "automatic"}, "step_size: 'automatic' is unknown"),
+        ({"burn_in": 100, "warmup": 200}, "warmup: 200 steps are more than burn_in = 100"),
+        ({"steps": 100}, "warmup: 20 steps are too few"),
+        ({"burn_in": 0}, "warmup: 0 steps are too few"),
+        ({"warmup": -1}, "warmup: -1 is not a whole number"),
+        ({"sampler": rw.hasgld_sa(form="as_printed")}, "form='as_printed'"),
+        ({"sampler": rw.sgld(temperature=0.0)}, "temperature 0.0"),
+    ],
+)
+def test_bad_settings(options, message):
+    sampler = options.pop("sampler", rw.sgld())
+    with pytest.raises(ValueError, match=message):
+        sample(sampler, GAUSSIAN, jnp.asarray(MEAN), **{"steps": 1_000, **options})
+
+
+# The choice of step size and friction
+
+
+def measured(**changes):
+    values = {"scale": 1.0, "slow_scale": 1.0, "noise": 0.0, "curvature": 1.0, "dimension": 10.0} | changes
+    return Measured(root_step=values.pop("root_step", unit_step(5e-4)), **values)
+
+
+def test_more_steps_and_more_noise_give_smaller_steps():
+    spec = PhaseSpec(exact=False)
+    dynamics = rw.Langevin()
+    sizes = [choose(dynamics, spec, measured(), steps, 1).step_size for steps in (10**3, 10**5, 10**7)]
+    assert sizes[0] > sizes[1] > sizes[2]
+    noisy = [choose(dynamics, spec, measured(noise=noise), 10**4, 1) for noise in (0.0, 10.0, 1_000.0)]
+    assert noisy[0].step_size > noisy[1].step_size > noisy[2].step_size
+    assert noisy[2].step_size * 1_000 / 2 <= 0.5  # the noise of a step is larger than that of its gradient
+
+
+def test_the_bias_of_the_choice_is_that_of_euler():
+    """ε/2 for curvature 1: the stationary variance of Langevin dynamics is 1 / (1 − ε/2)."""
+    found = choose(rw.Langevin(), PhaseSpec(exact=False), measured(), 10**5, 1)
+    np.testing.assert_allclose(found.bias, 1 / (1 - found.step_size / 2) - 1, rtol=0.05)
+
+
+def test_a_preconditioner_that_still_grows_is_taken_as_converged():
+    spec = PhaseSpec(exact=False)
+    found = at_fixed_point(spec, measured(curvature=0.01, scale=9.0, noise=0.1))
+    assert found.curvature == 1
+    np.testing.assert_allclose(found.noise, 10)
+    np.testing.assert_allclose(found.scale, 1)
+
+
+def test_metropolis_is_for_exact_gradients_of_few_parameters():
+    plain = rw.gradients.as_estimator(GAUSSIAN)
+    assert phase_spec(rw.hasgld_sa(), plain, 50, True).adjusted
+    assert phase_spec(rw.auto(), plain, 150, True).adjusted
+    assert not phase_spec(rw.auto(), plain, 5_000, True).adjusted
+    assert not phase_spec(rw.hasgld_sa(), rw.gradients.as_estimator(REGRESSION.target), 3, False).adjusted
+    assert not phase_spec(rw.sgnht(), plain, 3, True).adjusted
+
+
+def test_phases_and_windows():
+    plan = WarmupPlan(1_000, True)
+    assert [plan.phase(step) for step in (1, 250, 251, 600, 601, 1_000, 1_001)] == [0, 0, 1, 1, 2, 2, 3]
+    assert plan.window_ends[1] == plan.ends[1]
+    assert plan.window_ends[-1] == plan.steps
+
+
+def test_equal_results_for_equal_settings():
+    """A sampler given twice gives the same draws: nothing of warm-up is kept outside its state."""
+    one, other = (sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=600, chains=1) for _ in range(2))
+    assert_same_run(one, other)
+    changed = dataclasses.replace(rw.auto(), pruning=None)
+    assert_same_run(one, sample(changed, GAUSSIAN, jnp.asarray(MEAN), steps=600, chains=1))
+
+
+def test_minibatches_from_a_distant_start():
+    """There the noise of the gradient is as large as the gradient is, and must not shorten the steps."""
+    result = sample(rw.auto(), REGRESSION.target, jnp.array([3e3, -3e3, 3e3]), steps=20_000, batch_size=40)
+    assert complaints(flat_draws(result), REGRESSION.mean, REGRESSION.covariance, bias=0.06) == []
+
+
+def test_a_preconditioner_that_depends_on_the_position_is_not_adjusted():
+    plain = rw.gradients.as_estimator(GAUSSIAN)
+    assert not phase_spec(rw.sgrld(lambda x: 1 + x**2), plain, 4, True).adjusted
+    assert not phase_spec(rw.psgld(), plain, 4, True).adjusted
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "variance"),
+    [(rw.Langevin(), 2 * 0.1 - 0.1**2 * 3.0), (rw.Hamiltonian("auto"), 0.1 * (2 * 0.4 - 0.1 * 3.0))],
+)
+def test_the_noise_of_the_gradient_is_not_injected_again(dynamics, variance):
+    """With V = 3, ε = 0.1 and α = 0.4: 2 ε T − ε² V, and ε (2 α T − ε V) with momentum."""
+    nothing, noise = jnp.zeros(2), jnp.array([1.0, -2.0])
+    size, friction, measured = (jnp.asarray(x) for x in (0.1, 0.4, 3.0))
+    context = rw.StepContext(jnp.asarray(1), nothing, nothing, lambda x: x, noise, size, 2, None, friction, measured)
+    move = dynamics.move(dynamics.init(nothing), rw.Identity().init(nothing, lambda x: x), context)[1]
+    np.testing.assert_allclose(move.displacement, variance**0.5 * noise, rtol=1e-6)
