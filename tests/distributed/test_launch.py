@@ -52,6 +52,22 @@ def test_a_signal_goes_to_all(tmp_path):
     assert child.returncode == 128 + signal.SIGTERM
 
 
+def test_a_signal_before_all_are_started_goes_to_all(tmp_path, monkeypatch):
+    start, begun = launch._start, []
+
+    def start_and_signal(*arguments):
+        begun.append(start(*arguments))
+        if len(begun) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return begun[-1]
+
+    monkeypatch.setattr(launch, "_start", start_and_signal)
+    former = signal.getsignal(signal.SIGTERM)
+    assert launch.launch([script(tmp_path, "import signal\nsignal.pause()\n")], 2) == 128 + signal.SIGTERM
+    assert [child.returncode for child in begun] == [-signal.SIGTERM] * 2
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
 def test_processes_listen_on_the_loopback_address_only():
     port = launch.free_port()
     assert 0 < port < 2**16

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO
 
@@ -42,21 +42,22 @@ def launch(script: Sequence[str], processes: int, *, grace: float = GRACE) -> in
     if not script:
         raise ValueError("script: there is none; give a Python file and its arguments")
     coordinator = f"{LOOPBACK}:{free_port()}"
-    children = [_start(script, processes, number, coordinator) for number in range(processes)]
-    readers = [
-        threading.Thread(target=_copy, args=(stream, out, number), daemon=True)
-        for number, child in enumerate(children)
-        for stream, out in ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        with _forwarding_signals(children):
+    children: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+    with _forwarding_signals(children, processes) as forward_early:
+        try:
+            for number in range(processes):
+                child = _start(script, processes, number, coordinator)
+                children.append(child)
+                for stream, out in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
+                    readers.append(threading.Thread(target=_copy, args=(stream, out, number), daemon=True))
+                    readers[-1].start()
+            forward_early()
             return _wait(children, grace)
-    finally:
-        _end(children, grace=0.0)
-        for reader in readers:
-            reader.join(timeout=5)
+        finally:
+            _end(children, grace=0.0)
+            for reader in readers:
+                reader.join(timeout=5)
 
 
 def _start(script: Sequence[str], processes: int, number: int, coordinator: str) -> "subprocess.Popen[bytes]":
@@ -76,22 +77,32 @@ def _copy(stream: IO[bytes] | None, out: IO[str], number: int) -> None:
 
 
 @contextlib.contextmanager
-def _forwarding_signals(children: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+def _forwarding_signals(children: Sequence["subprocess.Popen[bytes]"], processes: int) -> Iterator[Callable[[], None]]:
     """SIGTERM goes to all processes. So does SIGINT, which a terminal has sent to them already: one signal of the two
     is enough for a run to stop in order.
-    """
 
-    def forward(number: int, frame: FrameType | None) -> None:
+    A signal that comes before all are started is kept until the function that is yielded is called.
+    """
+    early: list[int] = []
+
+    def forward(number: int, frame: FrameType | None = None) -> None:
+        if len(children) < processes:
+            early.append(number)
+            return
         for child in children:
             if child.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
                 child.send_signal(number)
 
+    def forward_early() -> None:
+        for number in early:
+            forward(number)
+
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield forward_early
         return
     former = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield forward_early
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
