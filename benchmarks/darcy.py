@@ -20,9 +20,17 @@ import numpy as np
 
 from ridgewalk.darcy import Boundary, Grid, Pressure, factorise, solve
 from ridgewalk.darcy.datasets import Plan, generate
-from ridgewalk.darcy.fields import SYNTHETIC, channelised, draw_permeability, karhunen_loeve
 from ridgewalk.darcy.grid import Array
-from ridgewalk.darcy.problems import Problem, VaryingPermeability, VaryingSource, three_spot_source
+from ridgewalk.darcy.problems import (
+    SYNTHETIC,
+    Problem,
+    VaryingPermeability,
+    VaryingSource,
+    channelised,
+    draw_permeability,
+    karhunen_loeve,
+    three_spot_source,
+)
 from scikit_fem_darcy import Reference, assemble_and_solve, prepare
 
 FLOW = Boundary(left=Pressure(1.0), right=Pressure(0.0))

@@ -15,8 +15,7 @@ import numpy as np
 
 import ridgewalk as rw
 from ridgewalk._random import Noise, draw_noise
-from ridgewalk.neural.networks.architectures import permeability_network
-from ridgewalk.neural.networks.model import Model, count_weights
+from ridgewalk.neural.networks import Model, count_weights, permeability_network
 from timing import per_step, seconds
 
 BATCH, EXAMPLES, GRID, EDGES = 50, 200, (50, 50), 5_100

@@ -23,10 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._pytree import apply_mask, layout_of, leaf_names
-from ridgewalk.neural.networks.architectures import permeability_network
-from ridgewalk.neural.networks.model import Model, count_weights
-from ridgewalk.neural.sparse.matmul import Form, pattern
-from ridgewalk.neural.sparse.model import CompressedModel, compress
+from ridgewalk.neural.compression import CompressedModel, compress
+from ridgewalk.neural.networks import Model, count_weights, permeability_network
+from ridgewalk.neural.sparse_matmul import Form, pattern
 from ridgewalk.pruning import Pruning
 from timing import seconds
 

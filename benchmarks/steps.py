@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import ridgewalk as rw
-from ridgewalk.studies.logistic.study import logistic_regression
+from ridgewalk.studies.logistic import logistic_regression
 from timing import per_step
 
 BATCH = 100

@@ -22,8 +22,8 @@ import ridgewalk as rw
 from ridgewalk.diagnostics.mixing import ess, r_hat
 from ridgewalk.studies.framework.comparison import condition, covariance_error, operator_matrix
 from ridgewalk.studies.gaussian.study import paper_gaussian
-from ridgewalk.studies.logistic.study import logistic_regression
-from ridgewalk.studies.outliers.study import outlier_regression
+from ridgewalk.studies.logistic import logistic_regression
+from ridgewalk.studies.outliers import outlier_regression
 
 Row = tuple[str, str, float, float]
 """What was sampled, the step size, its error and the standard error over seeds."""

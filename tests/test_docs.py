@@ -14,7 +14,7 @@ import yaml
 
 import ridgewalk as rw
 from ridgewalk.cli import app
-from ridgewalk.studies.framework import schema
+from ridgewalk.studies.framework import study
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -183,12 +183,12 @@ def test_recorded_studies_are_shown(tmp_path):
 
     studies = hook("studies")
     assert studies.recorded(tmp_path) == studies.NOTHING
-    row = ("SGLD", schema.versus_paper(0.5, 0.4, se=0.01))
-    section = schema.Section("Errors", ("Text.",), (schema.Table("A table", ("", "error"), (row,)),))
-    report = schema.Report("A study", ("About it.",), (section,))
+    row = ("SGLD", study.versus_paper(0.5, 0.4, se=0.01))
+    section = study.Section("Errors", ("Text.",), (study.Table("A table", ("", "error"), (row,)),))
+    report = study.Report("A study", ("About it.",), (section,))
     known = {"study": "toy", "preset": "quick", "command": "ridgewalk reproduce toy", "reduced": "all", "seconds": 90}
     (tmp_path / "toy").mkdir()
-    write_record(tmp_path / "toy", {**known, "settings": {}, "report": schema.to_json(report)})
+    write_record(tmp_path / "toy", {**known, "settings": {}, "report": study.to_json(report)})
     shown = studies.recorded(tmp_path)
     assert "## A study" in shown
     assert "`ridgewalk reproduce toy`" in shown

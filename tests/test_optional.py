@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ridgewalk as rw
-from ridgewalk._optional import requires_extra
+from ridgewalk._validation import requires_extra
 
 PACKAGE = Path(rw.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgewalk.studies.framework.page import paragraph, study_blocks
-from ridgewalk.studies.framework.schema import Picture, Record, read_records
-from ridgewalk.studies.framework.study import NAMES
+from ridgewalk.studies.framework.study import NAMES, Picture, Record, read_records
 
 MARKER = "<!-- the recorded studies -->"
 NOTHING = (

@@ -1,11 +1,22 @@
-"""Argument checks: each raises `ValueError` with the argument's name, its value and what to pass instead.
+"""Checks of arguments and of optional dependencies. This module imports the standard library only.
 
-`hint` ends the message; it says what to pass. This module imports the standard library only.
+An argument check raises `ValueError` with the argument's name, its value and what to pass instead. `hint` ends the
+message; it says what to pass.
+
+The error of `requires_extra` names the extra to install. An import of a module that is not a core dependency stands
+inside it, in a function or at the top of a module that is itself optional::
+
+    with requires_extra("store"):
+        import zarr
+
+Type checkers and editors see a plain import. `tests/test_optional.py` checks that every optional import of the package
+is written this way, and that the extra it names lists the module.
 """
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 Bounds = Literal["()", "(]", "[)", "[]"]
@@ -58,3 +69,25 @@ def check_choice(name: str, value: Any, choices: Iterable[str], otherwise: str =
         raise ValueError(
             f"{name}: {value!r} is unknown; use one of {listed}" + (f", or {otherwise}" if otherwise else "")
         )
+
+
+@contextmanager
+def requires_extra(extra: str) -> Iterator[None]:
+    """Turn the ModuleNotFoundError of an import into an ImportError with the command that installs it.
+
+    An error within an installed module (a broken installation, a missing shared library) is not changed.
+
+    Parameters
+    ----------
+    extra
+        Name of the extra in `pyproject.toml` that lists the module.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module in {"", "ridgewalk"}:
+            raise
+        install = f"pip install 'ridgewalk[{extra}]'"
+        message = f"{module} is not installed; it comes with the extra {extra!r}: {install}"
+        raise ImportError(message, name=module) from error

@@ -31,7 +31,7 @@ from ridgewalk._io import (
     unseal,
     write_atomically,
 )
-from ridgewalk._optional import requires_extra
+from ridgewalk._validation import requires_extra
 
 with requires_extra("store"):
     import google_crc32c  # a dependency of zarr

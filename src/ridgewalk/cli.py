@@ -5,10 +5,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-from ridgewalk._optional import requires_extra
+from ridgewalk._cli_errors import errors_as_messages, write_any_text
+from ridgewalk._validation import requires_extra
 from ridgewalk.darcy.cli import app as darcy_app
 from ridgewalk.neural.cli import register
-from ridgewalk.plain_errors import errors_as_messages, write_any_text
 from ridgewalk.studies.framework.study import NAMES, Preset, load_study
 
 with requires_extra("cli"):

@@ -10,7 +10,7 @@ from ridgewalk._control_flow import StepCount, when
 from ridgewalk._pytree import Layout, apply_mask, array_field, layout_of, pytree_dataclass
 from ridgewalk._random import draw_noise
 from ridgewalk._types import GradientAt, Key, Mask, PyTree, Scalar, Vector
-from ridgewalk.dynamics.base import Dynamics, Move
+from ridgewalk.dynamics import Dynamics, Move
 from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
 from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec, StepContext, Transition
 from ridgewalk.pruning import Pruning

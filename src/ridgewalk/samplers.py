@@ -14,17 +14,14 @@ from jax.flatten_util import ravel_pytree
 from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, PyTree
 from ridgewalk._validation import check_choice, check_whole
-from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.hamiltonian import Friction, Hamiltonian, NoseHoover
-from ridgewalk.dynamics.langevin import DelayedLangevin, Langevin
+from ridgewalk.dynamics import AsPrinted, DelayedLangevin, Friction, Hamiltonian, Langevin, NoseHoover
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import ByDimension, PreconditionerSpec
 from ridgewalk.preconditioners.dense import Dense, DenseOrIdentity, DenseScaled
-from ridgewalk.preconditioners.lbfgs import LBFGS
+from ridgewalk.preconditioners.diagonal import RMSProp
+from ridgewalk.preconditioners.lbfgs import LBFGS, SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
 from ridgewalk.preconditioners.rescaled import rescaled
-from ridgewalk.preconditioners.rmsprop import RMSProp
-from ridgewalk.preconditioners.snapshot_lbfgs import SnapshotLBFGS
 from ridgewalk.preconditioners.static import Identity, InverseMetric
 from ridgewalk.pruning import Leaves, Pruning, Schedule, Scope
 from ridgewalk.schedules import DEFAULT_ADAPTATION

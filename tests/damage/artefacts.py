@@ -7,9 +7,8 @@ import numpy as np
 import ridgewalk as rw
 from ridgewalk._io import unfinished_folders, working_folder
 from ridgewalk.darcy import datasets as data_sets
-from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.grid import Grid
-from ridgewalk.darcy.problems import VaryingPermeability
+from ridgewalk.darcy.problems import VaryingPermeability, karhunen_loeve
 from ridgewalk.sampling.reopen import open_finished
 
 TARGET = rw.Density(lambda w: -0.5 * jnp.sum(w["a"] ** 2) - 0.5 * w["b"] ** 2)

@@ -155,9 +155,9 @@ def test_darcy_is_a_leaf():
                     (
                         "ridgewalk.darcy",
                         "ridgewalk._io",
-                        "ridgewalk._optional",
+                        "ridgewalk._validation",
                         "ridgewalk._zarr",
-                        "ridgewalk.plain_errors",
+                        "ridgewalk._cli_errors",
                     )
                 ), (
                     file,

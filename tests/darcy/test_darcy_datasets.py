@@ -14,8 +14,7 @@ import pytest
 from ridgewalk._io import unfinished_folders
 from ridgewalk.darcy import Grid
 from ridgewalk.darcy.datasets import Plan, generate, load
-from ridgewalk.darcy.fields import SYNTHETIC, channelised, karhunen_loeve
-from ridgewalk.darcy.problems import VaryingPermeability, VaryingSource
+from ridgewalk.darcy.problems import SYNTHETIC, VaryingPermeability, VaryingSource, channelised, karhunen_loeve
 
 GRID = Grid(12, 10)
 SOURCES = VaryingSource(channelised(GRID), SYNTHETIC)

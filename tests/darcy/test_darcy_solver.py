@@ -8,8 +8,7 @@ from darcy_cases import largest_imbalance, problems, random_problem, relative
 from hypothesis import given, settings
 
 from ridgewalk.darcy import Boundary, Flux, Grid, Pressure, factorise, solve
-from ridgewalk.darcy.fields import channelised
-from ridgewalk.darcy.problems import three_spot_source
+from ridgewalk.darcy.problems import channelised, three_spot_source
 from ridgewalk.darcy.solver import cell_mass, divergence_matrix, mass_matrix, multiply_mass
 from scikit_fem_darcy import assemble_and_solve, prepare
 

@@ -8,10 +8,9 @@ from darcy_cases import random_problem, relative
 from scipy.linalg import eigh
 
 from ridgewalk.darcy import Boundary, Flux, Grid, Pressure, solve
-from ridgewalk.darcy.fields import channelised
 from ridgewalk.darcy.multiscale import CoarseGrid, energy_error, multiscale_basis, solve_multiscale
 from ridgewalk.darcy.plots import draw_multiscale, error_curve
-from ridgewalk.darcy.problems import three_spot_source
+from ridgewalk.darcy.problems import channelised, three_spot_source
 from ridgewalk.darcy.solver import divergence_matrix, mass_matrix
 
 FLOW = Boundary(Pressure(1.0), Pressure(0.0))

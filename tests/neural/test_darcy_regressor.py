@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
-from ridgewalk.darcy.fields import karhunen_loeve
 from ridgewalk.darcy.grid import Grid
-from ridgewalk.darcy.problems import VaryingPermeability
-from ridgewalk.neural.calibration.assessment import evaluate
+from ridgewalk.darcy.problems import VaryingPermeability, karhunen_loeve
+from ridgewalk.neural.assessment import evaluate
 
 
 def fields(samples, kappa_0=10.0, variance=2.0, first=0):

@@ -17,10 +17,10 @@ from tests.neural.fits import waves
 from typer.testing import CliRunner
 
 import ridgewalk as rw
+from ridgewalk._cli_errors import errors_as_messages
 from ridgewalk.cli import app
 from ridgewalk.neural import fit as fitting
 from ridgewalk.neural.io import read_examples
-from ridgewalk.plain_errors import errors_as_messages
 
 TINY = [
     "--chains",

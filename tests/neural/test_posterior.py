@@ -12,7 +12,7 @@ from tests.neural.fits import NETWORK
 import ridgewalk as rw
 from ridgewalk import neural
 from ridgewalk.neural import cli as commands
-from ridgewalk.neural.networks.architectures import mlp
+from ridgewalk.neural.networks import mlp
 from ridgewalk.neural.posterior import FIRST_NOISE, NOISE_WIDTH, PosteriorSpec, build, padded, padded_rows
 from ridgewalk.neural.regressor import NETWORKS, SAMPLERS
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 import ridgewalk as rw
-from ridgewalk.neural.calibration.assessment import mean_relative_error, relative_errors
+from ridgewalk.neural.assessment import mean_relative_error, relative_errors
 from ridgewalk.neural.posterior import gaussian, relative_l2
 
 

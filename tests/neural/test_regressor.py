@@ -16,8 +16,7 @@ from tests.neural.fits import tiny, waves
 import ridgewalk as rw
 from ridgewalk.neural import fit
 from ridgewalk.neural.io import ABOUT, ARRAYS, ModelError
-from ridgewalk.neural.networks.architectures import mlp
-from ridgewalk.neural.networks.model import FunctionNetwork
+from ridgewalk.neural.networks import FunctionNetwork, mlp
 from ridgewalk.neural.posterior import fit_inputs, fit_outputs
 
 

@@ -13,7 +13,7 @@ import optax
 import ridgewalk as rw
 from ridgewalk.studies.framework.comparison import covariance_error
 from ridgewalk.studies.gaussian.study import paper_gaussian
-from ridgewalk.studies.logistic.study import logistic_regression
+from ridgewalk.studies.logistic import logistic_regression
 
 POINTS, HIDDEN, SIGMA = 200, 8, 0.5
 

@@ -6,7 +6,6 @@ documented in `ridgewalk.darcy.grid`. Data sets (`ridgewalk.darcy.datasets`, `ri
 figures (`ridgewalk.darcy.plots`) are not imported here: they load zarr and matplotlib.
 """
 
-from ridgewalk.darcy.fields import KarhunenLoeve, channelised, draw_permeability, karhunen_loeve
 from ridgewalk.darcy.grid import (
     Boundary,
     Condition,
@@ -25,7 +24,14 @@ from ridgewalk.darcy.multiscale import (
     multiscale_basis,
     solve_multiscale,
 )
-from ridgewalk.darcy.problems import VaryingPermeability, VaryingSource
+from ridgewalk.darcy.problems import (
+    KarhunenLoeve,
+    VaryingPermeability,
+    VaryingSource,
+    channelised,
+    draw_permeability,
+    karhunen_loeve,
+)
 from ridgewalk.darcy.solver import Factorisation, Solution, factorise, solve
 from ridgewalk.darcy.spe10 import fetch_spe10, read_spe10, sample_layer
 

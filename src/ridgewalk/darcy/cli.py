@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ridgewalk._optional import requires_extra
-from ridgewalk.plain_errors import errors_as_messages
+from ridgewalk._cli_errors import errors_as_messages
+from ridgewalk._validation import requires_extra
 
 with requires_extra("cli"):
     import typer
@@ -83,9 +83,8 @@ def generate_permeability(
     overwrite: Overwrite = False,
 ) -> None:
     """Random permeabilities: pressure 1 left, 0 right, no flow elsewhere, f = 1."""
-    from ridgewalk.darcy.fields import karhunen_loeve  # noqa: PLC0415
     from ridgewalk.darcy.grid import Grid  # noqa: PLC0415
-    from ridgewalk.darcy.problems import VaryingPermeability  # noqa: PLC0415
+    from ridgewalk.darcy.problems import VaryingPermeability, karhunen_loeve  # noqa: PLC0415
 
     with errors_as_messages():
         expansion = karhunen_loeve(Grid(size, size), terms, (length_x, length_y), variance)

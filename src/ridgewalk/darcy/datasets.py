@@ -43,7 +43,7 @@ from ridgewalk._io import (
     working_folder,
     write_atomically,
 )
-from ridgewalk._optional import requires_extra
+from ridgewalk._validation import requires_extra
 from ridgewalk._zarr import (
     COMPRESSORS,
     FILES,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgewalk._io import refuse_existing, write_atomically
-from ridgewalk._optional import requires_extra
+from ridgewalk._validation import requires_extra
 from ridgewalk.darcy.datasets import DataSet, load
 from ridgewalk.darcy.grid import Array, Boundary, Grid, cell_velocity
 from ridgewalk.darcy.multiscale import energy_error, multiscale_basis, solve_multiscale

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgewalk._io import DamagedFileError, check_regular, file_digest, read_regular, write_atomically
-from ridgewalk._optional import requires_extra
-from ridgewalk.darcy.fields import SYNTHETIC, channelised
+from ridgewalk._validation import requires_extra
 from ridgewalk.darcy.grid import Array, Grid
+from ridgewalk.darcy.problems import SYNTHETIC, channelised
 
 SHAPE = (60, 220, 85)
 COMPONENTS = 3

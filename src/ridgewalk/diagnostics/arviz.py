@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ridgewalk._optional import requires_extra
 from ridgewalk._pytree import leaf_names
 from ridgewalk._types import PyTree
+from ridgewalk._validation import requires_extra
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draw_access import alive_info, map_draws, require_positions, targets_by_chain
 from ridgewalk.result import Result

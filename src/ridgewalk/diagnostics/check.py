@@ -27,9 +27,7 @@ from ridgewalk.diagnostics.next_call import (
     rounded_up,
     sampler_text,
 )
-from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.hamiltonian import NoseHoover
-from ridgewalk.dynamics.langevin import Langevin
+from ridgewalk.dynamics import AsPrinted, Langevin, NoseHoover
 from ridgewalk.gradients import Minibatch
 from ridgewalk.preconditioners.base import AdaptivePreconditioner
 from ridgewalk.result import Result

@@ -11,12 +11,16 @@ from ridgewalk._pytree import apply_mask, layout_of
 from ridgewalk._types import Mask, PyTree, Scalar, Vector
 from ridgewalk.data import Batches
 from ridgewalk.diagnostics.draw_access import IndependentBatches, alive_info, weighted_step_size
-from ridgewalk.dynamics.base import LEAST_NOISE
-from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
+from ridgewalk.dynamics import LEAST_NOISE, Hamiltonian, NoseHoover
 from ridgewalk.gradients import GradientEstimator, estimator_on_device, with_prior
 from ridgewalk.kernel import State, preconditioner_matrix
-from ridgewalk.preconditioners._curvature import POWER_STEPS, random_direction, whitened_hessian_product
-from ridgewalk.preconditioners.base import AdaptivePreconditioner, Preconditioner
+from ridgewalk.preconditioners.base import (
+    POWER_STEPS,
+    AdaptivePreconditioner,
+    Preconditioner,
+    random_direction,
+    whitened_hessian_product,
+)
 from ridgewalk.pruning import degrees_of_freedom
 from ridgewalk.result import Result
 from ridgewalk.sampling.tuned_steps import phase_spec

@@ -43,8 +43,7 @@ from ridgewalk.diagnostics.mixing import (
     r_hat,
     standard_error,
 )
-from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.hamiltonian import MomentumDynamics, NoseHoover
+from ridgewalk.dynamics import AsPrinted, MomentumDynamics, NoseHoover
 from ridgewalk.pruning import degrees_of_freedom
 from ridgewalk.result import Result, posterior_mean, weighted_mean
 from ridgewalk.target import Density

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from ridgewalk import samplers
 from ridgewalk.diagnostics.curvature import resolved_preconditioner
-from ridgewalk.dynamics.hamiltonian import MomentumDynamics
+from ridgewalk.dynamics import MomentumDynamics
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import DENSE_UP_TO, AdaptivePreconditioner, ByDimension
 from ridgewalk.result import Result

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import gaussian_kde
 
-from ridgewalk._optional import requires_extra
-from ridgewalk._validation import check_whole
+from ridgewalk._validation import check_whole, requires_extra
 from ridgewalk.diagnostics.draw_access import named_coordinates, select_coordinates
 from ridgewalk.diagnostics.mixing import autocovariance
 from ridgewalk.result import Result

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ridgewalk._optional import requires_extra
-from ridgewalk._validation import check_whole
+from ridgewalk._validation import check_whole, requires_extra
 from ridgewalk.diagnostics.draw_access import (
     MIN_DRAWS,
     Coordinates,

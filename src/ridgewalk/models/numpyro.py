@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._optional import requires_extra
 from ridgewalk._types import Key
+from ridgewalk._validation import requires_extra
 from ridgewalk.data import read_rows
 from ridgewalk.models import FULL_DATA, all_close, check_independent, close, refuse_ambiguous, trial_rows
 from ridgewalk.models.numpyro_model import Arguments, NumPyroModel, bind_arguments, unconstrained

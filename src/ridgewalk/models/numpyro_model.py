@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._optional import requires_extra
 from ridgewalk._types import Key, PyTree, Scalar
+from ridgewalk._validation import requires_extra
 from ridgewalk.data import Batches
 from ridgewalk.target import Target, finite_start, on_host
 

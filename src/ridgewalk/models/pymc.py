@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._optional import requires_extra
 from ridgewalk._types import Key, PyTree, Scalar
+from ridgewalk._validation import requires_extra
 from ridgewalk.data import Batches
 from ridgewalk.models import FULL_DATA, Terms, check_independent, close, refuse_ambiguous, trial_rows
 from ridgewalk.target import Density, Posterior, Target, finite_start

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ridgewalk._optional import requires_extra
+from ridgewalk._cli_errors import errors_as_messages
+from ridgewalk._validation import requires_extra
 from ridgewalk.neural import (
     DEFAULT_PRIOR,
     LikelihoodName,
@@ -14,7 +15,6 @@ from ridgewalk.neural import (
     RecalibrationName,
     SamplerName,
 )
-from ridgewalk.plain_errors import errors_as_messages
 
 with requires_extra("cli"):
     import typer
@@ -181,7 +181,7 @@ def evaluate(
     with errors_as_messages():
         use_persistent_cache()
         x, y = read_examples(data, [inputs, targets])
-        from ridgewalk.neural.calibration import assessment  # noqa: PLC0415
+        from ridgewalk.neural import assessment  # noqa: PLC0415
 
         found = assessment.evaluate(
             _load(model), x if x.ndim > 1 else x[:, None], y, level or assessment.EVALUATION_LEVELS

@@ -29,23 +29,22 @@ from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._io import read_json_object, seal, sole_writer, unseal, write_atomically
 from ridgewalk._pytree import layout_of
 from ridgewalk._types import Key, PyTree, Scalar
-from ridgewalk.dynamics.hamiltonian import Hamiltonian
+from ridgewalk.dynamics import Hamiltonian
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.neural import DEFAULT_PRIOR
-from ridgewalk.neural.networks.model import count_weights
+from ridgewalk.neural.networks import count_weights
 from ridgewalk.neural.posterior import Data, NetworkPosterior, PosteriorSpec, build, padded
 from ridgewalk.neural.report import Phase
 from ridgewalk.preconditioners.dense import Dense, DenseScaled
-from ridgewalk.preconditioners.lbfgs import LBFGS
+from ridgewalk.preconditioners.lbfgs import LBFGS, SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
-from ridgewalk.preconditioners.snapshot_lbfgs import SnapshotLBFGS
 from ridgewalk.result import Result
 from ridgewalk.sampling import checkpoint
 from ridgewalk.sampling.checkpoint import Checkpoint, config_snapshot, differences
+from ridgewalk.sampling.loop import stability_limit
 from ridgewalk.sampling.runner import ChunkSizer, Report, StopFlag, progress_bar, stop_on_signal
 from ridgewalk.sampling.sample import sample
-from ridgewalk.sampling.stability import stability_limit
 from ridgewalk.schedules import Every, parse_interval
 from ridgewalk.target import Posterior
 

@@ -36,16 +36,15 @@ from ridgewalk._io import (
     unseal,
     write_atomically,
 )
-from ridgewalk._optional import requires_extra
 from ridgewalk._pytree import leaf_names
-from ridgewalk.neural.calibration.conformal import Correction
-from ridgewalk.neural.networks.model import Network
+from ridgewalk._validation import requires_extra
+from ridgewalk.neural.compression import Packed, PrunedNetworks, pack_draws, unpack_draws
+from ridgewalk.neural.compression import packed as packed_array
+from ridgewalk.neural.conformal import Correction
+from ridgewalk.neural.networks import Network
 from ridgewalk.neural.posterior import InputScaling, OutputScales, build
 from ridgewalk.neural.regressor import NETWORKS, Fitted, SurrogateRegressor, check_finite_rows
 from ridgewalk.neural.report import report_from_json
-from ridgewalk.neural.sparse.bitmask_arrays import Packed
-from ridgewalk.neural.sparse.bitmask_arrays import packed as packed_array
-from ridgewalk.neural.sparse.model import PrunedNetworks, pack_draws, unpack_draws
 from ridgewalk.sampling.checkpoint import config_snapshot
 
 FORMAT = "ridgewalk-surrogate"

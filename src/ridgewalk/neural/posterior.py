@@ -24,9 +24,8 @@ from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk._validation import check_positive
 from ridgewalk.neural import LikelihoodName, OutputScaling
-from ridgewalk.neural.networks.model import Model, Network, Shape, count_weights
-from ridgewalk.priors.base import AdaptivePrior
-from ridgewalk.priors.by_leaf import prior_by_leaf
+from ridgewalk.neural.networks import Model, Network, Shape, count_weights
+from ridgewalk.priors.base import AdaptivePrior, prior_by_leaf
 from ridgewalk.target import Posterior
 
 Array = NDArray[np.float64]

@@ -10,16 +10,14 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ridgewalk._optional import requires_extra
 from ridgewalk._types import PyTree
-from ridgewalk._validation import check_between, check_choice, check_positive, check_whole
+from ridgewalk._validation import check_between, check_choice, check_positive, check_whole, requires_extra
 from ridgewalk.kernel import Sampler
 from ridgewalk.neural import DEFAULT_PRIOR, LikelihoodName, OutputScaling, RecalibrationName
-from ridgewalk.neural.calibration.conformal import Correction, IntervalCalibration, correct, no_correction
-from ridgewalk.neural.calibration.predictive import HeldOut, Predictive, predict_held_out, predict_scaled
+from ridgewalk.neural.compression import PrunedNetworks
+from ridgewalk.neural.conformal import Correction, IntervalCalibration, correct, no_correction
 from ridgewalk.neural.fit import FitSettings, PosteriorSample, sample_posterior
-from ridgewalk.neural.networks.architectures import mlp, permeability_network, source_network
-from ridgewalk.neural.networks.model import Network
+from ridgewalk.neural.networks import Network, mlp, permeability_network, source_network
 from ridgewalk.neural.posterior import (
     InputScaling,
     NoiseKind,
@@ -31,8 +29,8 @@ from ridgewalk.neural.posterior import (
     fit_outputs,
     noise_of,
 )
+from ridgewalk.neural.predictive import HeldOut, Predictive, predict_held_out, predict_scaled
 from ridgewalk.neural.report import FitReport
-from ridgewalk.neural.sparse.model import PrunedNetworks
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
 from ridgewalk.schedules import Every, parse_interval
 
@@ -78,7 +76,7 @@ def network_of(network: Any) -> Network:
     if not hasattr(network, "build"):
         raise ValueError(
             f"network: {type(network).__name__} is not a Network; use one of {_listed(NETWORKS)}, or wrap it in "
-            "EquinoxNetwork, LinenNetwork, NnxNetwork or FunctionNetwork (ridgewalk.neural.networks.model)"
+            "EquinoxNetwork, LinenNetwork, NnxNetwork or FunctionNetwork (ridgewalk.neural.networks)"
         )
     return network
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgewalk.neural.calibration.assessment import Assessment
+from ridgewalk.neural.assessment import Assessment
 
 
 @dataclass(frozen=True)

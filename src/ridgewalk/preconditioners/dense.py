@@ -13,9 +13,17 @@ import jax.numpy as jnp
 from ridgewalk._control_flow import every, when
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
-from ridgewalk.preconditioners._curvature import PairSettings, check_growth, initial_curvature, is_usable, measure_pair
 from ridgewalk.preconditioners._linalg import bfgs_core, cholesky, mixed_root, powell_damping, prune_root
-from ridgewalk.preconditioners.base import FactorMethods, Transition, UpdateInfo
+from ridgewalk.preconditioners.base import (
+    FactorMethods,
+    PairSettings,
+    Transition,
+    UpdateInfo,
+    check_growth,
+    initial_curvature,
+    is_usable,
+    measure_pair,
+)
 from ridgewalk.preconditioners.lbfgs import Window, empty_window, prune_window
 from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 

@@ -13,9 +13,15 @@ from ridgewalk._control_flow import when
 from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk._validation import check_whole
-from ridgewalk.preconditioners._curvature import check_first_curvature, check_growth, initial_curvature
 from ridgewalk.preconditioners._linalg import blocked_gram, cholesky, eigh, inverse, prune_core
-from ridgewalk.preconditioners.base import AdaptivePreconditioner, Transition, UpdateInfo
+from ridgewalk.preconditioners.base import (
+    AdaptivePreconditioner,
+    Transition,
+    UpdateInfo,
+    check_first_curvature,
+    check_growth,
+    initial_curvature,
+)
 from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 

@@ -32,10 +32,12 @@ from ridgewalk.sampling.loop import (
     CAUSES,
     EXPLODED,
     NONFINITE_AT_END,
+    DivergenceError,
     StepRange,
+    hint,
+    stability_limit,
 )
 from ridgewalk.sampling.parts import agree, gather_measured, gather_statuses, regroup
-from ridgewalk.sampling.stability import DivergenceError, hint, stability_limit
 from ridgewalk.sampling.storage import RunWriter
 from ridgewalk.sampling.warmup import (
     WORST_SCALE,

@@ -23,8 +23,7 @@ from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.data import Batches, DataPlaceholder
 from ridgewalk.distributed.processes import check_together, failing_together
 from ridgewalk.distributed.shards import Sharded
-from ridgewalk.dynamics.as_printed import AsPrinted
-from ridgewalk.dynamics.hamiltonian import Hamiltonian
+from ridgewalk.dynamics import AsPrinted, Hamiltonian
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler, State, Tuned, build_kernel
 from ridgewalk.result import Result

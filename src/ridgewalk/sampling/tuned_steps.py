@@ -19,9 +19,7 @@ from ridgewalk._control_flow import when
 from ridgewalk._pytree import Layout
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.distributed.shards import halves, shards_of_device
-from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.dynamics.hamiltonian import Hamiltonian, MomentumDynamics, NoseHoover
-from ridgewalk.dynamics.langevin import DelayedLangevin, Langevin
+from ridgewalk.dynamics import DelayedLangevin, Dynamics, Hamiltonian, Langevin, MomentumDynamics, NoseHoover
 from ridgewalk.gradients import GradientEstimator, Minibatch, with_prior
 from ridgewalk.kernel import Info, Kernel, Sampler, State, StepTrace, Tuned
 from ridgewalk.preconditioners.base import (

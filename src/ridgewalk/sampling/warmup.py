@@ -23,13 +23,10 @@ import numpy as np
 from ridgewalk._compilation import jit
 from ridgewalk._pytree import Layout, layout_of
 from ridgewalk._types import GradientAt, Mask, PyTree, Scalar, Vector
-from ridgewalk.dynamics.base import Dynamics
-from ridgewalk.dynamics.hamiltonian import Hamiltonian, NoseHoover
-from ridgewalk.dynamics.langevin import Langevin
+from ridgewalk.dynamics import Dynamics, Hamiltonian, Langevin, NoseHoover
 from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler, State, Tuned
-from ridgewalk.preconditioners._curvature import largest_eigenvalue, random_direction, whitened_hessian_product
-from ridgewalk.preconditioners.base import Operator
+from ridgewalk.preconditioners.base import Operator, largest_eigenvalue, random_direction, whitened_hessian_product
 from ridgewalk.preconditioners.diagonal import Diagonal
 from ridgewalk.sampling.tuned_steps import (
     FRICTION,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ridgewalk.dynamics.langevin import Langevin
+from ridgewalk.dynamics import Langevin
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.static import fixed
 from ridgewalk.samplers import hasgld_sa

@@ -13,7 +13,15 @@ from ridgewalk.darcy import Boundary, Pressure, solve
 from ridgewalk.pruning import Pruning
 from ridgewalk.studies.darcy.methods import SAMPLERS, adam_baseline
 from ridgewalk.studies.darcy.problem import (
+    ADAM,
+    BEST,
+    METHOD_NAMES,
     SCALE_GRADIENTS,
+    SGLD,
+    MultiscaleRow,
+    RunRow,
+    Settings,
+    StartRow,
     curvature_at,
     flow_data,
     mirrored,
@@ -27,16 +35,6 @@ from ridgewalk.studies.darcy.report import (
     coverage_table,
     error_table,
     ratio_to_sgld,
-)
-from ridgewalk.studies.darcy.settings import (
-    ADAM,
-    BEST,
-    METHOD_NAMES,
-    SGLD,
-    MultiscaleRow,
-    RunRow,
-    Settings,
-    StartRow,
 )
 from ridgewalk.studies.darcy.study import plan
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ridgewalk.studies.darcy import problem
-from ridgewalk.studies.darcy.settings import ADAM, BEST, DIAGONAL, PRINTED, PSGLD, SGLD, Settings
+from ridgewalk.studies.darcy.problem import ADAM, BEST, DIAGONAL, PRINTED, PSGLD, SGLD, Settings
 from ridgewalk.studies.darcy.study import assemble, plan
 from ridgewalk.studies.framework.runner import run_studies
 from ridgewalk.studies.framework.study import Preset, Study

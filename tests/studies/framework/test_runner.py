@@ -16,10 +16,18 @@ from typer.testing import CliRunner
 
 from ridgewalk.cli import app
 from ridgewalk.samplers import sgld
-from ridgewalk.sampling.stability import DivergenceError
+from ridgewalk.sampling.loop import DivergenceError
 from ridgewalk.studies.framework import comparison, runner, study
-from ridgewalk.studies.framework.schema import Number, Table, from_json, mark_against, to_json, versus_paper
-from ridgewalk.studies.framework.study import Preset, Task
+from ridgewalk.studies.framework.study import (
+    Number,
+    Preset,
+    Table,
+    Task,
+    from_json,
+    mark_against,
+    to_json,
+    versus_paper,
+)
 from ridgewalk.studies.framework.tasks import cached_arrays
 
 

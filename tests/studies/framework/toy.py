@@ -7,8 +7,19 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from ridgewalk.studies.framework.schema import Number, Picture, Report, Section, Table, save_figure, versus_paper
-from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
+from ridgewalk.studies.framework.study import (
+    Number,
+    Outcome,
+    Picture,
+    Preset,
+    Report,
+    Section,
+    Study,
+    Table,
+    Task,
+    save_figure,
+    versus_paper,
+)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgewalk._optional import requires_extra
+from ridgewalk._validation import requires_extra
 from ridgewalk.studies.convergence.measure import BiasRow
-from ridgewalk.studies.framework.schema import Cell, Number, Picture, Report, Section, Table
+from ridgewalk.studies.framework.study import Cell, Number, Picture, Report, Section, Table
 
 with requires_extra("plots"):
     from matplotlib.axes import Axes

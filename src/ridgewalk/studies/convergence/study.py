@@ -25,8 +25,7 @@ from ridgewalk.studies.convergence.measure import (
     whitened_gradient_noise,
 )
 from ridgewalk.studies.convergence.report import Curve, Settings, build_report, plot_biases, plot_operator
-from ridgewalk.studies.framework.schema import save_figure
-from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
+from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task, save_figure
 from ridgewalk.studies.framework.tasks import row_fields
 
 QUICK = Settings(

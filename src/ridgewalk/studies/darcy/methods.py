@@ -12,13 +12,23 @@ from ridgewalk._control_flow import when
 from ridgewalk._pytree import apply_mask, layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.kernel import Sampler
+from ridgewalk.preconditioners.lbfgs import SnapshotLBFGS
 from ridgewalk.preconditioners.rescaled import rescaled
-from ridgewalk.preconditioners.snapshot_lbfgs import SnapshotLBFGS
 from ridgewalk.preconditioners.static import Identity
 from ridgewalk.pruning import Pruning
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
-from ridgewalk.studies.darcy.problem import LEAST, SCALE_GRADIENTS, StartStatistics
-from ridgewalk.studies.darcy.settings import ADAM, DIAGONAL, MEMORIES, OURS, PRINTED, PSGLD, SGLD
+from ridgewalk.studies.darcy.problem import (
+    ADAM,
+    DIAGONAL,
+    LEAST,
+    MEMORIES,
+    OURS,
+    PRINTED,
+    PSGLD,
+    SCALE_GRADIENTS,
+    SGLD,
+    StartStatistics,
+)
 from ridgewalk.target import Posterior
 
 PAIR_EVERY = 10

@@ -5,20 +5,22 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ridgewalk._optional import requires_extra
+from ridgewalk._validation import requires_extra
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
 from ridgewalk.studies.darcy.methods import ADAM_RATES, BASE_GROWTH, FRICTION, PAIR_EVERY, step_sizes_of
-from ridgewalk.studies.darcy.problem import CURVATURE_EXAMPLES, LEAST, SCALE_GRADIENTS
-from ridgewalk.studies.darcy.settings import (
+from ridgewalk.studies.darcy.problem import (
     ADAM,
     BEST,
+    CURVATURE_EXAMPLES,
     DIAGONAL,
+    LEAST,
     MEMORIES,
     METHOD_NAMES,
     OURS,
     PAPER,
     PRINTED,
     PSGLD,
+    SCALE_GRADIENTS,
     SGLD,
     MultiscaleRow,
     RunRow,
@@ -27,7 +29,7 @@ from ridgewalk.studies.darcy.settings import (
     TuningRow,
 )
 from ridgewalk.studies.framework.comparison import mean_and_se
-from ridgewalk.studies.framework.schema import (
+from ridgewalk.studies.framework.study import (
     Cell,
     Mark,
     Number,

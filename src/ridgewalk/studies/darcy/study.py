@@ -12,10 +12,10 @@ import numpy as np
 from ridgewalk._types import PyTree
 from ridgewalk.darcy import Grid
 from ridgewalk.kernel import Sampler
-from ridgewalk.neural.calibration.assessment import coverage, mean_relative_error, width
-from ridgewalk.neural.calibration.conformal import fit_conformal
-from ridgewalk.neural.calibration.predictive import Predictive, gaussian_intervals, summarise
-from ridgewalk.neural.networks.model import count_weights
+from ridgewalk.neural.assessment import coverage, mean_relative_error, width
+from ridgewalk.neural.conformal import fit_conformal
+from ridgewalk.neural.networks import count_weights
+from ridgewalk.neural.predictive import Predictive, gaussian_intervals, summarise
 from ridgewalk.samplers import pruned, sgld
 from ridgewalk.studies.darcy.methods import (
     SAMPLERS,
@@ -25,9 +25,23 @@ from ridgewalk.studies.darcy.methods import (
     step_sizes_of,
 )
 from ridgewalk.studies.darcy.problem import (
+    ADAM,
+    BEST,
+    PAPER,
+    PERMEABILITY_PAPER,
+    PERMEABILITY_QUICK,
+    PLAN_ONLY,
+    SGLD,
+    SOURCE_PAPER,
+    SOURCE_QUICK,
     DarcyPosterior,
+    MultiscaleRow,
     Part,
+    RunRow,
+    Settings,
     Start,
+    StartRow,
+    TuningRow,
     darcy_posterior,
     data_source,
     load_start,
@@ -44,25 +58,8 @@ from ridgewalk.studies.darcy.report import (
     plot_error_bars,
     plot_fields,
 )
-from ridgewalk.studies.darcy.settings import (
-    ADAM,
-    BEST,
-    PAPER,
-    PERMEABILITY_PAPER,
-    PERMEABILITY_QUICK,
-    PLAN_ONLY,
-    SGLD,
-    SOURCE_PAPER,
-    SOURCE_QUICK,
-    MultiscaleRow,
-    RunRow,
-    Settings,
-    StartRow,
-    TuningRow,
-)
 from ridgewalk.studies.framework.comparison import run_chains, slug
-from ridgewalk.studies.framework.schema import save_figure
-from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
+from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task, save_figure
 from ridgewalk.studies.framework.tasks import Arrays, cached_arrays, row_fields
 
 LEVEL = 0.9

@@ -14,8 +14,8 @@ from ridgewalk.diagnostics.mixing import ess_by_chain
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Sampler, preconditioner_matrix
 from ridgewalk.result import Result
+from ridgewalk.sampling.loop import DivergenceError
 from ridgewalk.sampling.sample import sample
-from ridgewalk.sampling.stability import DivergenceError
 from ridgewalk.studies.framework.study import Row, Task
 from ridgewalk.target import Density, Posterior, Target
 

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 
 from ridgewalk._io import read_regular, write_atomically
-from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Record, Report, Table, read_records
-from ridgewalk.studies.framework.study import NAMES
+from ridgewalk.studies.framework.study import NAMES, Cell, Mark, Number, Picture, Record, Report, Table, read_records
 
 SIGNS: dict[Mark, str] = {"better": "✓ better", "equal": "= equal", "worse": "✗ worse"}
 """A sign and a word: no meaning is carried by colour alone."""

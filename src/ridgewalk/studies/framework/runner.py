@@ -16,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ridgewalk._io import sole_writer, write_atomically
 from ridgewalk.studies.framework.page import print_tables, write_page
-from ridgewalk.studies.framework.schema import Report, to_json
-from ridgewalk.studies.framework.study import Preset, Study, Task
+from ridgewalk.studies.framework.study import Preset, Report, Study, Task, to_json
 from ridgewalk.studies.framework.tasks import Assignment, Completed, TaskCache, WorkerPool
 
 

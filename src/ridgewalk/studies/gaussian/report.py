@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ridgewalk._optional import requires_extra
+from ridgewalk._validation import requires_extra
 from ridgewalk.studies.framework.comparison import BenchmarkPosterior, best_rows
-from ridgewalk.studies.framework.schema import Cell, Mark, Number, Picture, Report, Section, Table, mark_against
+from ridgewalk.studies.framework.study import Cell, Mark, Number, Picture, Report, Section, Table, mark_against
 
 with requires_extra("plots"):
     from matplotlib.axes import Axes

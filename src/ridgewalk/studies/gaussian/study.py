@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk.dynamics.langevin import Langevin
+from ridgewalk.dynamics import Langevin
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.dense import Dense
 from ridgewalk.preconditioners.low_rank import LowRank
@@ -25,8 +25,7 @@ from ridgewalk.studies.framework.comparison import (
     slowest_time,
     sweep_tasks,
 )
-from ridgewalk.studies.framework.schema import save_figure
-from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
+from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task, save_figure
 from ridgewalk.studies.framework.tasks import row_fields
 from ridgewalk.studies.gaussian.report import (
     DENSE,

@@ -18,8 +18,7 @@ from ridgewalk.priors.spike_slab import shared_noise, spike_and_slab
 from ridgewalk.result import Result
 from ridgewalk.samplers import hasgld_sa, sgld
 from ridgewalk.studies.framework.comparison import Contender, best_rows, run_chains, sweep_tasks
-from ridgewalk.studies.framework.schema import save_figure
-from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task
+from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task, save_figure
 from ridgewalk.studies.regression.report import (
     OURS,
     PAPER_STEP_SIZE,

@@ -1,1 +1,0 @@
-"""Dynamics: how a chain moves. Each composes with any preconditioner."""

@@ -1,1 +1,0 @@
-"""Predictive distributions, their scores, and their recalibration."""

@@ -1,1 +1,0 @@
-"""Neural networks as pure functions of a pytree of weights."""

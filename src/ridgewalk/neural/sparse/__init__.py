@@ -1,1 +1,0 @@
-"""Pruned networks: storage, and sparse products."""

@@ -1,1 +1,0 @@
-"""50-dimensional logistic regression with a condition number of 1.4e5."""

@@ -1,1 +1,0 @@
-"""1,000 parameters with 20 outlying Hessian eigenvalues."""
