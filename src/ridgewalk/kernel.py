@@ -96,6 +96,12 @@ class StepTrace(NamedTuple):
     correction_on: Callable[[PyTree], Vector | None]
     """What the estimator adds to ∇Ũ on a batch."""
 
+    @property
+    def estimate(self) -> Vector:
+        """The gradient that the step used: ∇Ũ before it, with the estimator's correction."""
+        gradient = self.before.gradient
+        return gradient if self.correction is None else gradient + self.correction
+
 
 class Kernel(NamedTuple):
     """The transition of one chain, usable without the runner.

@@ -248,7 +248,7 @@ class TunedStepper:
         warm = when(jnp.any(state.step.low + 1 == window_ends), self._end_window, warm, ())
         if not spec.arriving:
             variance = (1 + warm.noise) * self.sampler.dynamics.temperature
-            limited = self.preconditioner.limit(kept.preconditioner, trace.before.gradient, variance)
+            limited = self.preconditioner.limit(kept.preconditioner, trace.estimate, variance)
             kept = kept._replace(preconditioner=limited)
         kept = when(warm.failures >= MOST_FAILURES, self._start_again, kept, (warm.diagonal, batch))
         warm = warm._replace(failures=warm.failures % MOST_FAILURES)
