@@ -1,16 +1,22 @@
-"""The cost of a step with data over two processes, each held to one core, and the prediction for many hosts.
+"""The cost of a step over two processes or devices, and the prediction for many hosts.
 
-    python benchmarks/distributed.py [--quick]
+    python benchmarks/distributed.py [data | sums | parameters] [--quick]
 
-Three models: d = 50, 10⁴ and 10⁶ parameters, and one whose gradient is heavy enough that two processes are faster than
-one. Every figure is the median over repetitions of a run in fresh processes, which hold themselves to one core. The
-prediction is the time of the gradient on one core and batch, divided by the hosts, plus what the sum of a gradient
+*data*: rows over two processes, each held to one core. Models of d = 50, 10⁴ and 10⁶ parameters, and one whose gradient
+is heavy enough that two processes are faster than one. Every figure is the median over repetitions of a run in fresh
+processes. The prediction is the time of a step in one process divided by the hosts, plus what the sum of a gradient
 costs in a network that is stated.
+
+*sums*: the sum of a gradient over two processes, alone.
+
+*parameters*: a network of 10⁷ parameters that is sharded over two devices, of one process and of two, with what a step
+sends and the memory of a device.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,19 +43,41 @@ class Model(NamedTuple):
 
 
 MODELS = (
-    Model("logistic", 50, 4096, 256, 0, 4000),
-    Model("logistic", 10_000, 2048, 256, 0, 400),
-    Model("logistic", 1_000_000, 256, 64, 0, 40),
-    Model("network", 40_000, 8192, 2048, 3, 60),
+    Model("logistic", 50, 4096, 256, 0, 1000),
+    Model("logistic", 10_000, 2048, 256, 0, 100),
+    Model("logistic", 1_000_000, 256, 64, 0, 10),
+    Model("network", 30_000, 8192, 2048, 3, 20),
 )
+SIZES = (51, 10_001, 1_000_001)
+SAMPLERS = ("sgld", "sghmc", "low_rank", "snapshot_lbfgs")
 
 
-def child(model: Model, repetitions: int) -> None:
-    """One process: the seconds of a step, written by process 0."""
+def one_core() -> None:
+    """Hold this process to one core, another one than the other process; before JAX makes its threads."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ.get(PROCESS, "0")) % len(cores)]})
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def tell(**found: Any) -> None:
+    """Written by process 0."""
+    import jax
+
+    if jax.process_index() == 0:
+        print("FOUND", json.dumps(found), flush=True)
+
+
+# Children
+
+
+def data_child(model: Model, repetitions: int) -> None:
+    """The seconds of a step."""
     import ridgewalk as rw
 
-    cores = sorted(os.sched_getaffinity(0))  # before JAX makes its threads
-    os.sched_setaffinity(0, {cores[int(os.environ[PROCESS]) % len(cores)]})
+    one_core()
     rw.distributed.initialize()
     import jax
     import jax.numpy as jnp
@@ -87,21 +115,120 @@ def child(model: Model, repetitions: int) -> None:
 
     seconds(model.steps), seconds(4 * model.steps)  # both compile
     found = [(seconds(4 * model.steps) - seconds(model.steps)) / (3 * model.steps) for _ in range(repetitions)]
-    if jax.process_index() == 0:
-        print("SECONDS", json.dumps(sorted(found)[len(found) // 2]), flush=True)
+    tell(seconds=median(found))
 
 
-def measure(model: Model, processes: int, repetitions: int) -> float:
-    """The seconds of a step with so many processes."""
-    arguments = [__file__, "--child", json.dumps(model), str(repetitions)]
+def sums_child(repetitions: int) -> None:
+    """The seconds of a sum of vectors over the devices of all processes, within a loop."""
+    import ridgewalk as rw
+
+    one_core()
+    rw.distributed.initialize()
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    data = rw.distributed.shard(np.zeros((jax.device_count(), 1), "float32"))
+    found = {}
+    for size in SIZES:
+        count = max(20, min(2000, 20_000_000 // size))
+
+        def loop(vector: Any, length: int) -> Any:
+            def body(_: Any, v: Any) -> Any:
+                summed = rw.distributed.shards.vector_over_shards(data, lambda v, rows: v + rows[0], v, data.arrays)
+                return 0.5 * summed
+
+            return jax.lax.fori_loop(0, length, body, vector)
+
+        compiled = jax.jit(loop, static_argnums=1)
+        start = rw.distributed.shards.replicate(np.ones(size, "float32"), data.mesh)
+        times = []
+        for _ in range(repetitions + 1):
+            begun = time.perf_counter()
+            compiled(start, count).block_until_ready()
+            times.append((time.perf_counter() - begun) / count)
+        found[str(size)] = median(times[1:])
+    tell(seconds=found, check=bool(jnp.isfinite(jnp.ones(()))))
+
+
+def parameters_child(sampler: str, width: int, steps: int) -> None:
+    """Seconds of a step, bytes on a device, and bytes that a step sends."""
+    import ridgewalk as rw
+
+    one_core()
+    rw.distributed.initialize()
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    inputs, hidden, last = width * 2 // 3, width, width * 4 // 9
+    mesh = jax.make_mesh((jax.device_count(),), ("devices",))
+    rng = np.random.default_rng(0)
+
+    def placed(shape: tuple[int, ...], *spec: Any) -> Any:
+        place = NamedSharding(mesh, PartitionSpec(*spec))
+        value = (rng.normal(size=shape) / np.sqrt(shape[0])).astype("float32")
+        return jax.make_array_from_callback(shape, place, lambda index: value[index])
+
+    start = {
+        "in": placed((inputs, hidden), None, "devices"),
+        "between": placed((hidden, last), "devices", None),
+        "out": placed((last,)),
+    }
+    dimension = sum(leaf.size for leaf in start.values())
+    data = {
+        "x": rng.normal(size=(256, inputs)).astype("float32"),
+        "y": rng.normal(size=256).astype("float32"),
+    }
+
+    def log_likelihood(w: Any, batch: Any) -> Any:
+        h = jnp.tanh(jnp.tanh(batch["x"] @ w["in"]) @ w["between"])
+        return -0.5 * (batch["y"] - h @ w["out"]) ** 2
+
+    target = rw.Posterior(rw.gaussian_prior(1.0), log_likelihood, data)
+    samplers = {
+        "sgld": rw.sgld(),
+        "sghmc": rw.sghmc(friction=0.1),
+        "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=6, spare=2, first_curvature=300.0)),
+        "snapshot_lbfgs": rw.Sampler(rw.Langevin(), rw.SnapshotLBFGS(memory=2, first_curvature=300.0)),
+    }
+    called = []
+    result = rw.sample(
+        jax.random.key(0), samplers[sampler], target, start, steps=steps, step_size=1e-5, batch_size=32,
+        burn_in=steps - 1, keep="moments", progress=False, callback=lambda p: called.append((p.seconds, p.step)),
+    )  # fmt: skip
+    last_call, first_call = called[-1], called[1]  # the first call compiles
+    leaves = jax.tree.leaves(result.final_states[0].position)
+    rest = sum(np.asarray(x).nbytes for x in jax.tree.leaves(result.final_states[0]._replace(position=None)))
+    own = sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards[:1])
+    tell(
+        dimension=dimension,
+        seconds=(last_call[0] - first_call[0]) / (last_call[1] - first_call[1]),
+        position_bytes=own,
+        other_bytes=rest / jax.device_count(),
+        status=str(result.status[0]),
+    )
+
+
+# Parent
+
+
+def measure(kind: str, settings: list[Any], processes: int, flags: str = "") -> dict[str, Any]:
+    """What process 0 of so many told."""
+    arguments = [__file__, "--child", json.dumps([kind, *settings])]
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
     with tempfile.TemporaryFile("w+") as output:
         code = (
             f"import sys; from ridgewalk.distributed.launch import launch; sys.exit(launch({arguments!r}, {processes}))"
         )
-        subprocess.run([sys.executable, "-c", code], stdout=output, check=True, cwd=Path(__file__).parent)
+        subprocess.run(
+            [sys.executable, "-c", code], stdout=output, check=True, cwd=Path(__file__).parent, env=environment
+        )
         output.seek(0)
-        (line,) = [line for line in output if "SECONDS" in line]
-    return float(line.split("SECONDS ")[1])
+        (line,) = [line for line in output if "FOUND" in line]
+    told: dict[str, Any] = json.loads(line.split("FOUND ")[1])
+    return told
 
 
 def predicted(alone: float, parameters: int, hosts: int) -> float:
@@ -110,24 +237,83 @@ def predicted(alone: float, parameters: int, hosts: int) -> float:
     return alone / hosts + 2 * max(1, (hosts - 1).bit_length()) * LATENCY + traffic
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two models, few steps: to see that it runs")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.child:
-        child(Model(*json.loads(asked.child[0])), int(asked.child[1]))
-        return
-    models = [model._replace(steps=20) for model in (MODELS[0], MODELS[-1])] if asked.quick else list(MODELS)
+def measure_data(quick: bool) -> None:
+    models = [model._replace(steps=20) for model in (MODELS[0], MODELS[-1])] if quick else list(MODELS)
     print(f"network of the prediction: latency {LATENCY * 1e6:.0f} µs, {BANDWIDTH * 8 / 1e9:.0f} Gbit/s")
     print("seconds of a step = compute / H + 2 ⌈log2 H⌉ latency + 2 (H − 1)/H × 4 (d + 1) bytes / bandwidth")
     for model in models:
-        one, two = (measure(model, processes, 1 if asked.quick else 5) for processes in (1, 2))
+        one, two = (measure("data", [list(model), 1 if quick else 5], processes)["seconds"] for processes in (1, 2))
         further = ", ".join(f"{hosts}: {predicted(one, model.parameters, hosts) * 1e6:,.0f}" for hosts in HOSTS)
         print(
             f"{model.name} d = {model.parameters:,}, n = {model.batch_size}: 1 process {one * 1e6:,.0f} µs, "
-            f"2 processes {two * 1e6:,.0f} µs ({one / two:.2f}×); predicted µs on hosts {further}"
+            f"2 processes {two * 1e6:,.0f} µs ({one / two:.2f}×); predicted µs on hosts {further}",
+            flush=True,
         )
+
+
+def measure_sums(quick: bool) -> None:
+    found = measure("sums", [1 if quick else 5], 2)["seconds"]
+    for size, seconds in found.items():
+        print(f"sum of {int(size):,} numbers over two processes: {seconds * 1e6:,.0f} µs", flush=True)
+
+
+def sent_bytes(folder: Path) -> dict[str, int]:
+    """Bytes of the collective operations of the compiled loop, by kind; operations of branches included."""
+    widths = {"f32": 4, "f64": 8, "s32": 4, "u32": 4, "pred": 1}
+    found: dict[str, int] = {}
+    pattern = re.compile(
+        r"= (?P<shapes>[^=]*?) (?P<kind>all-reduce|all-gather|all-to-all|collective-permute)(-start)?\("
+    )
+    for program in folder.glob("*run_steps*after_optimizations.txt"):
+        for line in program.read_text().splitlines():
+            match = pattern.search(line)
+            if match:
+                for kind, size in re.findall(r"([a-z]\w*)\[([\d,]*)\]", match["shapes"]):
+                    count = 1
+                    for number in size.split(","):
+                        count *= int(number or 1)
+                    found[match["kind"]] = found.get(match["kind"], 0) + widths.get(kind, 4) * count
+    return found
+
+
+def measure_parameters(quick: bool) -> None:
+    width, steps = (60, 8) if quick else (3162, 24)
+    for sampler in SAMPLERS[2:] if quick else SAMPLERS:
+        for processes in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                flags = f"--xla_force_host_platform_device_count={2 // processes}"
+                dump = f" --xla_dump_to={folder} --xla_dump_hlo_module_re=.*run_steps.*" if processes == 1 else ""
+                found = measure("parameters", [sampler, width, steps], processes, flags + dump)
+                sent = sent_bytes(Path(folder))
+            each = (found["position_bytes"] + found["other_bytes"]) / 1e6
+            print(
+                f"{sampler}, d = {found['dimension']:,} on two devices of {processes} process(es): "
+                f"{found['seconds'] * 1e3:,.0f} ms a step; state {each:,.0f} MB on a device"
+                + (f"; collectives of the loop, bytes: {sent}" if processes == 1 else "")
+                + f" ({found['status']})",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("section", nargs="?", choices=("data", "sums", "parameters"), help="default: all three")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few steps: to see that it runs")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.child:
+        kind, *settings = json.loads(asked.child)
+        if kind == "data":
+            data_child(Model(*settings[0]), settings[1])
+        elif kind == "sums":
+            sums_child(*settings)
+        else:
+            parameters_child(*settings)
+        return
+    sections = {"data": measure_data, "sums": measure_sums, "parameters": measure_parameters}
+    for name, section in sections.items():
+        if asked.section in (None, name):
+            section(asked.quick)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from ridgewalk._pytree import Placement, current_placement
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = tuple[tuple[str, Any], ...]
 
@@ -52,18 +54,25 @@ def quick_compilation(wanted: bool = True) -> Iterator[None]:
 
 
 def jit(function: Function, **settings: Any) -> Function:
-    """`jax.jit(function, **settings)` with the compiler options of the context it is called in."""
+    """`jax.jit(function, **settings)` with the compiler options and the placement of the context it is called in."""
 
     @cache
-    def compiled(options: Options) -> Any:
-        return jax.jit(function, compiler_options=dict(options) or None, **settings)
+    def compiled(options: Options, placement: Placement | None) -> Any:
+        traced: Any = function
+        if placement is not None:
+
+            @wraps(function)
+            def traced(*arguments: Any, **keywords: Any) -> Any:
+                return placement.constrain(function(*arguments, **keywords))
+
+        return jax.jit(traced, compiler_options=dict(options) or None, **settings)
 
     @wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
         options = _current.get()
         if options and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, keywords))):
             options = ()  # within another function that is traced, whose options count
-        return compiled(options)(*arguments, **keywords)
+        return compiled(options, current_placement())(*arguments, **keywords)
 
     return call  # type: ignore[return-value]
 

@@ -6,6 +6,7 @@ therefore need the plain gradient only. Corrections concern the likelihood alone
 at its current hyper-parameters.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -134,7 +135,7 @@ def control_variates(target: Posterior, centre: PyTree) -> ControlVariates:
     Computes the gradient over all data once; each estimate then costs two minibatch gradients.
     """
     posterior = _posterior(target, "control_variates")
-    if isinstance(posterior.data, Batches):
+    if isinstance(getattr(posterior.data, "source", posterior.data), Batches):
         raise ValueError(
             "target: control_variates needs every example once, which Batches does not guarantee; use arrays"
         )
@@ -155,12 +156,20 @@ def full_unit_noise_gradient_from_host(posterior: Posterior, centre: PyTree) -> 
     """∇ of −Σ_i log p(d_i | c) over arrays on the host, in blocks of examples (see `Posterior.unit_noise_gradient`)."""
     placeholder = on_device(posterior)
     gradient = jax.tree.map(jnp.zeros_like, centre)
-    for start in range(0, posterior.size, EXAMPLES_AT_ONCE):
-        rows = np.arange(start, min(start + EXAMPLES_AT_ONCE, posterior.size))
-        batch = jax.tree.map(lambda leaf, rows=rows: read_rows(leaf, rows), posterior.data)
+    for batch in _blocks_on_host(posterior):
         part = jax.jit(Posterior.unit_noise_gradient)(placeholder, centre, batch)
         gradient = jax.tree.map(jnp.add, gradient, part)
     return gradient
+
+
+def _blocks_on_host(posterior: Posterior) -> Iterator[PyTree]:
+    """All examples of arrays on the host, some at a time."""
+    if isinstance(posterior.data, Sharded):
+        yield from posterior.data.blocks_on_host(EXAMPLES_AT_ONCE)
+        return
+    for start in range(0, posterior.size, EXAMPLES_AT_ONCE):
+        rows = np.arange(start, min(start + EXAMPLES_AT_ONCE, posterior.size))
+        yield jax.tree.map(lambda leaf, rows=rows: read_rows(leaf, rows), posterior.data)
 
 
 def full_gradient_from_host(posterior: Posterior, position: PyTree) -> PyTree:

@@ -216,6 +216,10 @@ class _KernelFunctions(NamedTuple):
             return layout.ravel(jax.grad(now.target.potential)(layout.unravel(vector), subsample))
 
         operator = self.preconditioner.init(start, gradient_at)
+        mask = None if self.pruning is None else jnp.ones(layout.size, bool)
+        if layout.placement is not None and layout.placement.padded:
+            mask = layout.placement.valid()  # zeros that fill up the flat vector are as pruned
+            operator = self.preconditioner.prune(operator, mask, start, gradient_at)
         _check_correction(self.dynamics, self.preconditioner, operator)
         return State(
             step=StepCount.of(0),
@@ -224,7 +228,7 @@ class _KernelFunctions(NamedTuple):
             preconditioner=operator,
             estimator=now.init(position),
             prior=prior,
-            mask=None if self.pruning is None else jnp.ones(layout.size, bool),
+            mask=mask,
         )
 
     def trace(
@@ -318,7 +322,10 @@ class _KernelFunctions(NamedTuple):
         return self.trace(noise, state, batch, step_size, due)[:2]
 
     def draw(self, key: Key) -> Vector:
-        return draw_noise(key, self.dynamics.noise, self.layout.size, self.layout.dtype)
+        placement, kind, dtype = self.layout.placement, self.dynamics.noise, self.layout.dtype
+        if placement is not None:
+            return placement.draw(lambda own, count: draw_noise(own, kind, count, dtype), key)
+        return draw_noise(key, kind, self.layout.size, dtype)
 
     def step(self, key: Key, state: State, batch: PyTree, step_size: Scalar | float) -> tuple[State, Info]:
         return self.advance(self.draw(key), state, batch, step_size)

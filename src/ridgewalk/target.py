@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk._pytree import array_field, leaf_names, pytree_dataclass
+from ridgewalk._pytree import array_field, is_file, leaf_names, pytree_dataclass
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.data import SUBSAMPLE_SIZE, Batches, DataPlaceholder, placeholder
 from ridgewalk.distributed.shards import Sharded, sum_of_shards, vector_over_shards
@@ -345,20 +345,16 @@ def constrained(target: Target, position: PyTree) -> dict[str, Any]:
 def on_device(target: Target) -> Target:
     """The target as compiled code gets it: data on the host are replaced by their `placeholder`."""
     if isinstance(target, Posterior) and on_host(target.data):
-        return replace(target, data=placeholder(target.data))
+        data = target.data
+        return replace(target, data=replace(data, source=None) if isinstance(data, Sharded) else placeholder(data))
     return target
 
 
 def on_host(data: PyTree) -> bool:
-    """Whether the data stay on the host: a `Batches`, or leaves on disk (memmap, zarr, h5py)."""
-    return isinstance(data, Batches) or any(map(_is_file, jax.tree.leaves(data)))
-
-
-def _is_file(leaf: Any) -> bool:
-    if isinstance(leaf, np.ndarray):
-        return isinstance(leaf, np.memmap) or isinstance(leaf.base, np.memmap)
-    is_array_like = all(hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__"))
-    return is_array_like and not isinstance(leaf, jax.Array | np.generic)
+    """Whether the data stay on the host: a `Batches`, or leaves on disk (memmap, zarr, h5py), also of shards."""
+    if isinstance(data, Sharded):
+        return data.source is not None
+    return isinstance(data, Batches) or any(map(is_file, jax.tree.leaves(data)))
 
 
 STARTS = 100

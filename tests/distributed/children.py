@@ -6,7 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from ridgewalk.distributed.launch import COORDINATOR, LOOPBACK, PROCESS, PROCESSES, free_port
+
+FEATURES, EXAMPLES = 4, 96
+
+
+def arrays():
+    """The data of the children."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, FEATURES))
+    return {"x": x, "y": x @ rng.normal(size=FEATURES) + rng.normal(size=EXAMPLES)}
+
 
 CHILD = Path(__file__).with_name("run_child.py")
 TIMEOUT = 200
@@ -32,15 +44,19 @@ def finish(child):
     """The output and the errors of a child that ends."""
     try:
         return child.communicate(timeout=TIMEOUT)
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.communicate()
+    except subprocess.TimeoutExpired:
+        child.kill()
+        errors = child.communicate()[1]
+        raise AssertionError(f"a process did not end within {TIMEOUT} s; its errors:\n{errors}") from None
 
 
 def results(children):
     """What the runs of each child gave: a list for each process."""
-    ends = [finish(child) for child in children]
+    try:
+        ends = [finish(child) for child in children]
+    finally:
+        for child in children:
+            child.kill()
     assert [child.returncode for child in children] == [0] * len(children), "\n".join(errors for _, errors in ends)
     return [
         [json.loads(line.removeprefix("RESULT ")) for line in output.splitlines() if line.startswith("RESULT ")]

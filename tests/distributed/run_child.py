@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,21 +18,20 @@ import jax
 jax.config.update("jax_enable_x64", True)
 
 import ridgewalk as rw  # noqa: E402
+from ridgewalk._pytree import to_host  # noqa: E402
 from ridgewalk.distributed import initialize, shard  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.distributed.children import EXAMPLES, FEATURES, arrays  # noqa: E402
 
 ASKED = json.loads(sys.argv[1])
 initialize(heartbeat=ASKED.get("heartbeat", 30.0))
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-
-FEATURES, EXAMPLES = 4, 96
-
-
-def arrays():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(EXAMPLES, FEATURES))
-    return {"x": x, "y": x @ rng.normal(size=FEATURES) + rng.normal(size=EXAMPLES)}
+from jax.flatten_util import ravel_pytree  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
 
 
 def local_part(data, groups):
@@ -55,16 +55,50 @@ def log_likelihood(theta, batch):
     return -0.5 * residual(theta, batch) ** 2
 
 
+CURVATURE = {"first_curvature": 100.0}
+COLD = rw.Langevin(temperature=0.0)  # without noise, which is not the same on another number of devices
+
 SAMPLERS = {
+    "cold_sgld": rw.Sampler(COLD, rw.sgld().preconditioner),
+    "cold_sghmc": rw.Sampler(rw.Hamiltonian(0.5, temperature=0.0), rw.Diagonal(**CURVATURE)),
+    "cold_low_rank": rw.Sampler(COLD, rw.LowRank(rank=3, spare=2, **CURVATURE)),
+    "cold_limited": rw.Sampler(COLD, rw.SnapshotLBFGS(memory=2, **CURVATURE)),
+    "diagonal": rw.Sampler(rw.Langevin(), rw.Diagonal()),
     "sgld": rw.sgld(),
     "sghmc": rw.sghmc(),
     "sgnht": rw.sgnht(),
     "psgld": rw.psgld(),
     "dense": rw.hasgld_sa(form="dense"),
     "low_rank": rw.Sampler(rw.Langevin(), rw.LowRank(rank=2, spare=1)),
+    "low_rank_5": rw.Sampler(rw.Langevin(), rw.LowRank(rank=5, spare=2)),
     "limited": rw.hasgld_sa(form="snapshot_lbfgs"),
     "pruned": rw.pruned(rw.hasgld_sa(form="dense"), 0.5, stop=30, start=10, every=10, leaves=("w",)),
 }
+
+
+class Loader:
+    """Rows of this process, a few at a time, always the same; each shard gives as many."""
+
+    def __init__(self, rows, shards):
+        self.rows, self.shards = rows, shards
+
+    def __iter__(self):
+        each = len(self.rows["y"]) // self.shards
+        for first in range(0, each - 3, 4):
+            chosen = np.concatenate([np.arange(first, first + 4) + shard * each for shard in range(self.shards)])
+            yield {name: array[chosen] for name, array in self.rows.items()}
+
+
+def on_host(rows, settings):
+    """The rows of this process in memory, on disk, or from a loader."""
+    if settings.get("loader"):
+        return rw.Batches(Loader(rows, settings["shards"] // jax.process_count()), EXAMPLES)
+    if not settings.get("on_disk"):
+        return rows
+    folder = Path(tempfile.mkdtemp())
+    for name, array in rows.items():
+        np.save(folder / f"{name}.npy", array)
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in rows}
 
 
 def build(settings):
@@ -73,8 +107,17 @@ def build(settings):
     rows = arrays()
     if "bad_row" in settings:
         rows["x"][settings["bad_row"]] = np.nan
+    if settings.get("estimator") == "gaussian":
+        return rw.Density(gaussian)
+    if "hidden" in settings:
+        data = rows if shards is None else shard(local_part(rows, 1), shards=shards)
+        return rw.Posterior(log_prior, network_likelihood, data)
     groups = settings.get("chain_groups", 1)
-    data = rows if shards is None else shard(local_part(rows, groups), shards=shards, chain_groups=groups)
+    data = (
+        rows
+        if shards is None
+        else shard(on_host(local_part(rows, groups), settings), shards=shards, chain_groups=groups)
+    )
     kind = settings.get("estimator", "minibatch")
     if kind == "spike":
         return rw.Posterior(rw.spike_and_slab(), rw.shared_noise(residual), data)
@@ -88,7 +131,40 @@ def start():
     return {"w": np.linspace(-0.1, 0.1, FEATURES), "b": np.zeros(())}
 
 
+def network_likelihood(theta, batch):
+    hidden = jnp.tanh(batch["x"] @ theta["in"] + theta["shift"])
+    return -0.5 * (batch["y"] - hidden @ theta["out"] - theta["b"]) ** 2
+
+
+def gaussian(theta):
+    """Curvatures 100, 64, 36, 16, 4 and 1, along random directions."""
+    flat = ravel_pytree(theta)[0]
+    axes = np.linalg.qr(np.random.default_rng(2).normal(size=(flat.size, 5)))[0]
+    return -0.5 * (flat @ flat + jnp.array([99.0, 63.0, 35.0, 15.0, 3.0]) @ (flat @ axes) ** 2)
+
+
+def network_start(hidden):
+    """Weights of a network with a hidden layer."""
+    rng = np.random.default_rng(1)
+    shapes = {"in": (FEATURES, hidden), "shift": (hidden,), "out": (hidden,), "b": ()}
+    return {name: np.asarray(0.3 * rng.normal(size=shape)) for name, shape in shapes.items()}
+
+
+def spread(theta):
+    """Parameters sharded over all devices, those of a network along its hidden layer."""
+    mesh = jax.make_mesh((jax.device_count(),), ("devices",))
+    specs = {"in": P(None, "devices"), "shift": P("devices"), "out": P("devices"), "w": P("devices"), "b": P()}
+
+    def placed(value, spec):
+        return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda index: value[index])
+
+    return {name: placed(value, specs[name]) for name, value in theta.items()}
+
+
 def run(settings):
+    position = network_start(settings["hidden"]) if "hidden" in settings else start()
+    if settings.get("sharded"):
+        position = spread(position)
     options = dict(settings.get("options", {}))
     for name in ("store", "checkpoint"):
         if name in options:
@@ -97,7 +173,7 @@ def run(settings):
         jax.random.key(3),
         SAMPLERS[settings.get("sampler", "sgld")],
         build(settings),
-        start(),
+        position,
         step_size=settings.get("step_size", 1e-3),
         progress=False,
         **options,
@@ -111,12 +187,19 @@ def digest(tree):
     return found.hexdigest()[:16]
 
 
+def whole_state(result):
+    """The state of the first chain on one device."""
+    state = result.final_states[0]
+    return state._replace(position=jax.tree.map(jnp.asarray, to_host(state.position)))
+
+
 def send_later(settings):
-    """Send a signal to this process some seconds after the first checkpoint was written."""
+    """Send a signal to this process some seconds after the first new checkpoint was written."""
     folder = Path(settings["options"]["checkpoint"])
+    before = set(folder.glob("step-????????????.safetensors"))
 
     def wait():
-        while not list(folder.glob("step-????????????.safetensors")):
+        while not set(folder.glob("step-????????????.safetensors")) - before:
             time.sleep(0.01)
         time.sleep(settings.get("after", 0.0))
         os.kill(os.getpid(), getattr(signal, settings["signal"]))
@@ -132,8 +215,15 @@ def main():
         summary = {
             "positions": digest(result.positions),
             "info": digest(result.info),
-            "states": digest([state.position for state in result.final_states]),
-            "moments": digest(result.moments),
+            "states": digest([to_host(state.position) for state in result.final_states]),
+            "sharding": [list(leaf.sharding.spec) for leaf in jax.tree.leaves(result.final_states[0].position)]
+            if settings.get("sharded")
+            else None,
+            "G": np.asarray(rw.preconditioner_matrix(whole_state(result))).tolist() if settings.get("G") else None,
+            "last": [np.asarray(leaf)[:, -1].tolist() for leaf in jax.tree.leaves(result.positions)]
+            if settings.get("last")
+            else None,
+            "moments": digest(to_host(result.moments)),
             "status": [str(status) for status in result.status],
             "shape": None if result.positions is None else list(np.shape(jax.tree.leaves(result.positions)[0])),
         }

@@ -20,6 +20,15 @@ SHARDED = [
 SHARDED += [{"shards": 4, "sampler": name, "options": BASE} for name in ("psgld", "dense", "pruned")]
 SHARDED += [{"shards": 4, "estimator": name, "options": BASE} for name in ("control_variates", "svrg", "spike")]
 SHARDED += [{"shards": 4, "options": {"steps": 30, "chains": 2}}]
+ON_HOST = [
+    {"shards": 4, "on_disk": True, "options": BASE},
+    {"shards": 4, "on_disk": True, "options": {**BASE, "replacement": False}},
+    {"shards": 4, "on_disk": True, "estimator": "control_variates", "options": BASE},
+    {"shards": 4, "loader": True, "options": {"steps": 30, "chains": 2}},
+]
+IN_MEMORY = [{**case, "on_disk": False} for case in ON_HOST[:3]]
+LARGE = [{"shards": 4, "hidden": 3000, "options": {**BASE, "thin": 10}}]
+"""18,001 parameters: gradients of four devices are summed in slices."""
 AUTO = {"steps": 150, "batch_size": 16, "chains": 2, "warmup": 100, "burn_in": 100}
 WARM = [{"shards": 4, "sampler": name, "step_size": "auto", "options": AUTO} for name in ("dense", "sghmc")]
 
@@ -49,8 +58,9 @@ def assert_same_on_disk(two, one):
 
 def test_two_processes_equal_one(tmp_path):
     """Draws, diagnostics and final states, and what `open_result` finds on disk."""
-    assert run(stored(tmp_path / "two"), processes=2) == run(stored(tmp_path / "one"), devices=2)
-    for name in ("memory", "draws.zarr", "epochs"):
+    cases = [stored(tmp_path / name)[1:] for name in ("two", "one")]
+    assert run(cases[0], processes=2) == run(cases[1], devices=2)
+    for name in ("draws.zarr", "epochs"):
         assert_same_on_disk(tmp_path / "two" / name, tmp_path / "one" / name)
 
 
@@ -77,6 +87,25 @@ def test_warm_up_with_a_store(tmp_path):
 def test_every_sampler_and_estimator(cases):
     one = run(cases, devices=2)
     assert run(cases, processes=2) == one
+
+
+@pytest.mark.slow
+def test_rows_on_the_host():
+    """Each process reads its own: from disk the draws are those of rows in memory."""
+    one = run(ON_HOST + IN_MEMORY, devices=2)
+    assert run(ON_HOST, processes=2) == one[:4]
+    assert one[4:] == one[:3]
+
+
+@pytest.mark.slow
+def test_large_gradients_are_summed_in_slices(tmp_path):
+    """By an all-to-all and an all-gather, in the same order as on one device, also between processes."""
+    dump = f"--xla_dump_to={tmp_path} --xla_dump_hlo_module_re=.*run_steps.*"
+    four = run(LARGE, devices=4, flags=dump)
+    (program,) = tmp_path.glob("*run_steps*after_optimizations.txt")
+    assert "all-to-all" in program.read_text()
+    assert run(LARGE, processes=2, devices=2) == four
+    assert run(LARGE, devices=1) == four
 
 
 @pytest.mark.slow

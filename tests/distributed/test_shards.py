@@ -70,6 +70,38 @@ def test_an_epoch_shows_every_row_once():
     assert np.unique(shown.round(9)).size > 20
 
 
+def memory_mapped(folder, rows=HOST):
+    for name, array in rows.items():
+        np.save(folder / f"{name}.npy", array)
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in rows}
+
+
+@pytest.mark.parametrize("replacement", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_rows_on_disk_give_the_draws_of_rows_in_memory(tmp_path, replacement):
+    on_disk = replace(PLAIN, data=shard(memory_mapped(tmp_path), shards=4))
+    assert on_disk.data.fingerprint == split(4).data.fingerprint
+    found, expected = (run(target, replacement=replacement).positions for target in (on_disk, split(4)))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_rows_on_disk_that_are_not_finite_are_named(tmp_path):
+    bad = {**HOST, "x": np.where(np.arange(400)[:, None] == 7, np.nan, HOST["x"])}
+    target = replace(PLAIN, data=shard(memory_mapped(tmp_path, bad), shards=4))
+    with pytest.raises(rw.DivergenceError, match=r"NaN or infinity in the data, data\['x'\] in row 7 of process 0"):
+        run(target, steps=400)
+
+
+def test_batches_of_a_loader_are_its_part_of_every_batch():
+    """The likelihood of this target is the number of the batch."""
+    loader = [np.full(8, float(i)) for i in range(5)]
+    data = shard(rw.Batches(loader, 100), shards=4)
+    target = rw.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), lambda theta, batch: batch + 0 * theta[0], data)
+    result = run(target, batch_size=None, chains=1)
+    prior = 0.5 * np.sum(np.asarray(result.positions)[0, :-1] ** 2, axis=-1)
+    np.testing.assert_allclose(result.info.potential[0, 1:] - prior, -100.0 * (np.arange(1, 40) % 5), atol=1e-12)
+
+
 @pytest.mark.parametrize("chain_method", ["vectorized", "sequential", "parallel"])
 def test_chains_do_not_depend_on_how_they_are_run(chain_method):
     expected = run(split(4))
@@ -128,6 +160,16 @@ def test_a_resumed_run_is_refused_with_other_rows(tmp_path):
 def test_wrong_rows(rows, options, message):
     with pytest.raises(ValueError, match=message):
         shard(rows, **options)
+
+
+def test_data_on_the_host_are_refused_where_they_cannot_be_used(tmp_path):
+    data = shard(memory_mapped(tmp_path), shards=4)
+    with pytest.raises(ValueError, match="batch_size: None would read all data from disk"):
+        run(replace(PLAIN, data=data), batch_size=None)
+    with pytest.raises(ValueError, match="svrg passes over all data"):
+        rw.svrg(replace(PLAIN, data=data), 5)
+    with pytest.raises(ValueError, match="control_variates needs every example once"):
+        rw.control_variates(replace(PLAIN, data=shard(rw.Batches([HOST], 400), shards=4)), jnp.zeros(3))
 
 
 def test_batches_that_shards_cannot_fill_are_refused():

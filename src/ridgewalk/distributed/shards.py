@@ -6,7 +6,8 @@ and each gradient is summed over the devices, packed with its value into one vec
 """
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +18,18 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ridgewalk._pytree import array_field, pytree_dataclass
+from ridgewalk._pytree import array_field, is_file, pytree_dataclass
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk._validation import check_whole
 from ridgewalk.distributed import processes
 
 CHAINS, ROWS = "chains", "rows"
 """Axes of the mesh: groups of chains, and shards of the data."""
+
+EXAMPLES = 1024
+"""About how many rows of data on disk are also kept on the devices, to measure curvature on."""
+
+BYTES_AT_ONCE = 2**26
 
 GATHERED_NUMBERS = 2**16
 """Vectors are gathered from all devices, then summed, up to so many numbers in all; longer ones are summed in slices,
@@ -43,6 +49,10 @@ class Sharded:
     """A SHA-256 of the SHA-256 of every shard."""
     inside: bool = False
     """Whether `arrays` are the part of one device, as compiled code within `over_shards` sees them."""
+    sampled: bool = False
+    """Whether `arrays` are only some of the rows, evenly spaced: the others stay on the host."""
+    source: Any = None
+    """The rows of this process where they stay on the host: arrays on disk, or `Batches`. None in compiled code."""
 
     @property
     def devices(self) -> int:
@@ -65,7 +75,9 @@ class Sharded:
         return rows * self.devices if self.inside else rows
 
     def spaced(self, most: int) -> PyTree:
-        """At most `most` examples, at least one of each shard, evenly spaced."""
+        """At most `most` examples, at least one of each shard, evenly spaced; if `sampled`, all on devices."""
+        if self.sampled:
+            return self.arrays
         stride = -(-self.rows_per_shard // max(1, most // self.shards))
 
         def chosen(x: jax.Array) -> jax.Array:
@@ -84,6 +96,30 @@ class Sharded:
         parts = [_local_parts(leaf) for leaf in leaves]
         numbers = np.concatenate([np.arange(start, start + len(part)) for start, part in parts[0].items()])
         return numbers, jax.tree.unflatten(structure, [np.concatenate(list(part.values())) for part in parts])
+
+    def shards_of_process(self) -> tuple[int, ...]:
+        """The numbers of the shards whose rows this process has, in their order."""
+        each = self.shards // self.devices
+        return tuple(each * column + i for column in _columns_here(self.mesh) for i in range(each))
+
+    def placed_batches(self, rows: np.ndarray, axis: int) -> jax.Array:
+        """Rows of the shards of this process along an axis, with those of the other processes, on the devices."""
+        place = NamedSharding(self.mesh, P(*[None] * axis, ROWS))
+        everyone = rows.shape[axis] * self.devices // len(_columns_here(self.mesh))
+        shape = (*rows.shape[:axis], everyone, *rows.shape[axis + 1 :])
+        return jax.make_array_from_process_local_data(place, rows, shape)
+
+    def blocks_on_host(self, count: int) -> Iterator[PyTree]:
+        """All rows of arrays on disk, about `count` at a time, as batches on the devices."""
+        each, here = self.rows_per_shard, len(self.shards_of_process())
+        step = max(1, count // self.shards)
+        for first in range(0, each, step):
+
+            def read(leaf: Any, first: int = first) -> jax.Array:
+                parts = [leaf[k * each + first : k * each + min(first + step, each)] for k in range(here)]
+                return self.placed_batches(np.concatenate([np.asarray(part) for part in parts]), 0)
+
+            yield jax.tree.map(read, self.source)
 
     def group(self, number: int) -> "Sharded":
         """The same rows on the devices of one group of chains."""
@@ -112,7 +148,9 @@ def shard(rows: PyTree, *, shards: int | None = None, chain_groups: int = 1) -> 
     divides it.
 
     Args:
-        rows: a pytree of arrays, whose leading axis counts the examples of this process.
+        rows: a pytree of arrays, whose leading axis counts the examples of this process. Arrays on disk (numpy memmap,
+            zarr, h5py) stay there, and each process reads its rows of every batch. `Batches` gives this process's rows
+            of every batch, and its `size` is N, the number of examples of all processes.
         shards: the number of parts; a multiple of the devices that share the rows. None is one for each of them.
         chain_groups: with `chain_method="parallel"`, the number of groups that the chains are split into. Each group
             has its own devices and a copy of all rows. Its devices are in as many processes as possible; where each
@@ -123,9 +161,17 @@ def shard(rows: PyTree, *, shards: int | None = None, chain_groups: int = 1) -> 
     devices = int(mesh.shape[ROWS])
     shards = devices if shards is None else shards
     check_whole("shards", shards, 1, "give the number of parts of the data")
-    leaves = jax.tree_util.tree_flatten_with_path(rows)[0]
+    iterable = callable(getattr(rows, "forever", None))  # Batches
+    first = rows.first() if iterable else rows
+    leaves = jax.tree_util.tree_flatten_with_path(first)[0]
     if not leaves:
         raise ValueError("rows: there are no arrays; pass a pytree of arrays with one row per example")
+    on_disk = any(is_file(leaf) for _, leaf in leaves)
+    if (iterable or on_disk) and chain_groups > 1:
+        raise ValueError(
+            f"chain_groups: {chain_groups} groups would each read the data from the host; use 1, or load the rows of "
+            "each process with np.asarray"
+        )
     counts = {f"rows{jax.tree_util.keystr(path)}": np.shape(leaf)[:1] for path, leaf in leaves}
     if len(set(counts.values())) > 1 or () in counts.values():
         raise ValueError(f"rows: leading axes disagree ({counts}); every array needs one row per example")
@@ -135,14 +181,25 @@ def shard(rows: PyTree, *, shards: int | None = None, chain_groups: int = 1) -> 
             f"many processes as divide {shards}"
         )
     size = _common_size(next(iter(counts.values()))[0], shards, mesh)
-    place = NamedSharding(mesh, P(ROWS))
+    made = Sharded(None, rows.size if iterable else size, shards, mesh, sampled=iterable or on_disk)
+    if on_disk:
+        first = _spaced_on_host(made, rows)
+    made = replace(made, arrays=jax.tree.map(lambda x: made.placed_batches(np.asarray(x), 0), first))
+    if iterable:
+        return replace(made, source=rows)  # a loader has no fingerprint
+    return replace(made, source=rows if on_disk else None, fingerprint=_fingerprint(made, rows))
 
-    def placed(x: Any) -> jax.Array:
-        return jax.make_array_from_process_local_data(place, np.asarray(x), (size, *np.shape(x)[1:]))
 
-    arrays = jax.tree.map(placed, rows)
-    made = Sharded(arrays, size, shards, mesh)
-    return replace(made, fingerprint=_fingerprint(made))
+def _spaced_on_host(data: Sharded, rows: PyTree) -> PyTree:
+    """Some rows of each shard of this process, evenly spaced."""
+    each = data.rows_per_shard
+    stride = -(-each // max(1, EXAMPLES // data.shards))
+
+    def chosen(leaf: Any) -> np.ndarray:
+        starts = range(0, each * len(data.shards_of_process()), each)
+        return np.concatenate([np.asarray(leaf[start : start + each : stride]) for start in starts])
+
+    return jax.tree.map(chosen, rows)
 
 
 def _mesh(chain_groups: int) -> Mesh:
@@ -153,11 +210,15 @@ def _mesh(chain_groups: int) -> Mesh:
     return Mesh(np.array(devices).reshape(-1, chain_groups).T, (CHAINS, ROWS))
 
 
+def _columns_here(mesh: Mesh) -> list[int]:
+    """The places along the axis of the rows that have a device of this process."""
+    own = jax.process_index()
+    return [i for i, column in enumerate(mesh.devices.T) if any(device.process_index == own for device in column)]
+
+
 def _common_size(rows: int, shards: int, mesh: Mesh) -> int:
     """The number of all rows, of which the processes have equal parts, and which the shards must divide."""
-    here = {
-        place for place, column in enumerate(mesh.devices.T) for d in column if d.process_index == jax.process_index()
-    }
+    here = _columns_here(mesh)
     counts = [int(count) for count in processes.exchange("rows", str(rows).encode())]
     if len(set(counts)) > 1:
         raise ValueError(f"rows: the processes have {counts} rows; pass the same number in each")
@@ -170,18 +231,23 @@ def _common_size(rows: int, shards: int, mesh: Mesh) -> int:
     return size
 
 
-def _fingerprint(data: Sharded) -> str:
-    """One digest of all shards, each of which the processes that have it read."""
-    numbers, rows = data.local_rows()
-    each = data.rows_per_shard
-    own = {}
-    for first in range(0, len(numbers), each):
+def _fingerprint(data: Sharded, rows: PyTree) -> str:
+    """One digest of all shards, each of which the processes that have it read, in pieces where it is on disk."""
+    if data.sampled:
+        numbers = [data.rows_per_shard * shard for shard in data.shards_of_process()]
+    else:
+        every, rows = data.local_rows()  # with JAX's dtypes
+        numbers = every[:: data.rows_per_shard].tolist()
+    each, own = data.rows_per_shard, {}
+    for place, number in enumerate(numbers):
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(rows):
-            part = np.ascontiguousarray(leaf[first : first + each])
-            digest.update(f"{part.dtype}{part.shape}".encode())
-            digest.update(part.reshape(-1).view(np.uint8).data)
-        own[int(numbers[first]) // each] = digest.hexdigest()
+            digest.update(f"{leaf.dtype}{(each, *leaf.shape[1:])}".encode())
+            at_once = max(1, BYTES_AT_ONCE * each // max(1, leaf.dtype.itemsize * each * math.prod(leaf.shape[1:])))
+            for start in range(place * each, (place + 1) * each, at_once):
+                part = np.ascontiguousarray(leaf[start : min(start + at_once, (place + 1) * each)])
+                digest.update(part.reshape(-1).view(np.uint8).data)
+        own[number // each] = digest.hexdigest()
     listed = processes.exchange("fingerprint", "\n".join(f"{s} {d}" for s, d in own.items()).encode())
     found = dict(line.split() for text in listed for line in text.decode().splitlines())
     together = "".join(found[str(number)] for number in range(data.shards))

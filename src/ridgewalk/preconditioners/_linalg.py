@@ -13,6 +13,7 @@ that are zero in pruned parameters to such vectors.
 import jax
 import jax.numpy as jnp
 
+from ridgewalk._pytree import current_placement
 from ridgewalk._types import Scalar, Vector
 
 # Under vmap, JAX's CPU kernels split a batch of matrices over the same threads that wait for them: four chains with
@@ -50,7 +51,14 @@ BLOCK = 16_384
 
 
 def blocked_gram(rows: jax.Array, others: jax.Array) -> jax.Array:
-    """`rows @ others.T` for a few rows of any length, summed over blocks of columns."""
+    """`rows @ others.T` for a few rows of any length, summed over blocks of columns, and over devices."""
+    placement = current_placement()
+    if placement is not None and rows.shape[1] == placement.length:
+        return placement.sum_of_parts(_gram_of_device, rows, others)
+    return _gram_of_device(rows, others)
+
+
+def _gram_of_device(rows: jax.Array, others: jax.Array) -> jax.Array:
     length = rows.shape[1]
     blocks = length // BLOCK
     if blocks == 0:

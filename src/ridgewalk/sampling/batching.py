@@ -24,6 +24,7 @@ from ridgewalk._control_flow import WORD, when
 from ridgewalk._random import keys_at, uniform_integers
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.data import Batches, read_rows
+from ridgewalk.distributed.processes import exchange_json
 from ridgewalk.distributed.shards import ROWS, Sharded, over_shards
 from ridgewalk.target import Posterior, on_host
 
@@ -61,6 +62,8 @@ class BatchIndexer:
     """Shards of the data, each of which gives as many rows to a batch as every other."""
     shards_here: int = 0
     """Shards of one device, whose rows are counted from its first; 0 where the data are not `Sharded`."""
+    shard_numbers: tuple[int, ...] = ()
+    """On the host: the shards of this process, whose rows are counted from its first."""
 
     @property
     def full(self) -> bool:
@@ -89,9 +92,17 @@ class BatchIndexer:
     def _of_shards(self, rows: Callable[[Scalar], jax.Array]) -> jax.Array:
         """Rows of this device, from those that a function gives for the number of a shard, counted in it."""
         own = jnp.arange(self.shards_here, dtype=jnp.int32)
-        numbers = jax.lax.axis_index(ROWS) * self.shards_here + own
+        known = jnp.asarray(self.shard_numbers, jnp.int32) if self.shard_numbers else None
+        numbers = jax.lax.axis_index(ROWS) * self.shards_here + own if known is None else known
         found = jax.vmap(rows)(numbers)
         return (found + (own * (self.size // self.shards))[:, None].astype(found.dtype)).reshape(-1)
+
+    def of_process(self, data: PyTree) -> "BatchIndexer":
+        """The rows of the shards of this process, for the host to read; itself where the data are not `Sharded`."""
+        if not isinstance(data, Sharded):
+            return self
+        numbers = data.shards_of_process()
+        return dataclasses.replace(self, shards_here=len(numbers), shard_numbers=numbers)
 
     def permutations(self, keys: Key, epoch: Scalar) -> jax.Array:
         """A random order of the examples in an epoch for every chain, (chain, N)."""
@@ -229,8 +240,12 @@ class IterableReader:
 class Prefetcher:
     """Reads the batches of the chunk after this one while the device is busy with this one."""
 
-    def __init__(self, examples: PyTree, batch_size: int, chains: int) -> None:
-        one = sum(leaf[:1].nbytes for leaf in jax.tree.leaves(examples)) * batch_size * chains
+    def __init__(
+        self, examples: PyTree, batch_size: int, chains: int, put: Callable[[np.ndarray], jax.Array] = jnp.asarray
+    ) -> None:
+        """Batches as large as `examples` in a row; `put` brings those of some steps to the devices."""
+        one = sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(examples)) * batch_size * chains
+        self._put = put
         self.capacity = int(np.clip(CHUNK_BYTES // max(one, 1), 1, MOST_STEPS))
         self._thread = ThreadPoolExecutor(1, "ridgewalk-prefetch")
         self._coming: Future[tuple[PyTree, Any]]
@@ -254,7 +269,7 @@ class Prefetcher:
         missing = self.capacity - count
 
         def pad(x: np.ndarray) -> jax.Array:
-            return jnp.asarray(np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x)
+            return self._put(np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x)
 
         return jax.tree.map(pad, self._reader.read(start, count, self.capacity)), self._reader.state()
 
@@ -361,7 +376,14 @@ def has_nonfinite_rows(data: PyTree) -> bool:
 
 
 def locate_nonfinite_batch(data: PyTree, indexer: BatchIndexer, keys: Key, chain: int, step: int) -> str:
-    """What is not finite in the batch from the host that chain `chain` of `keys` saw in a step; "" where all is."""
+    """What is not finite in the batch from the host that chain `chain` of `keys` saw in a step; "" where all is.
+
+    Of `Sharded` data each process looks at its own rows, and all of them say what one has found.
+    """
+    if isinstance(data, Sharded):
+        found = locate_nonfinite_batch(data.source, indexer.of_process(data), keys, chain, step)
+        told = exchange_json("batch", found)
+        return next((f"{text} of process {process}" for process, text in enumerate(told) if text), "")
     if isinstance(data, Batches):
         return _locate_in_iterable(data, step)
     chosen = np.unique(np.asarray(rows_of_steps(indexer, keys, step, 1))[0, chain])

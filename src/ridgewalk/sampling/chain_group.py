@@ -11,14 +11,18 @@ import numpy as np
 
 from ridgewalk._compilation import jit
 from ridgewalk._control_flow import WORD
-from ridgewalk._pytree import layout_of
+from ridgewalk._pytree import current_placement, is_addressable, layout_of, to_host
 from ridgewalk._random import keys_at
 from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice
 from ridgewalk.data import Batches
-from ridgewalk.distributed.shards import replicate
+from ridgewalk.distributed.shards import Sharded, replicate
 from ridgewalk.gradients import Anchor, ControlVariates, GradientEstimator, anchor_at
 from ridgewalk.kernel import Info, Sampler, State, build_kernel
+from ridgewalk.preconditioners.diagonal import Diagonal, RMSProp
+from ridgewalk.preconditioners.lbfgs import SnapshotLBFGS
+from ridgewalk.preconditioners.low_rank import LowRank
+from ridgewalk.preconditioners.static import Identity
 from ridgewalk.sampling.batching import (
     IterableReader,
     Prefetcher,
@@ -58,6 +62,71 @@ def split_chains(method: str, chains: int, data: PyTree = None) -> list[ChainPar
     return [ChainPart(cut, None, None, tuple(range(jax.process_count())), 0) for cut in cuts]
 
 
+def readable_start(position: PyTree) -> dict[str, PyTree]:
+    """The start as a setting of the run; on the host where other processes have parts of it."""
+    return {} if is_addressable(position) else {"position": to_host(position)}
+
+
+def _broadcast(position: PyTree, chains: int) -> PyTree:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (chains, *x.shape)), position)
+
+
+_repeat = jit(_broadcast, static_argnums=1)  # which keeps the sharding
+
+
+def start_chains(position: PyTree, chains: int, per_chain: bool) -> PyTree:
+    """The starts of all chains, with a leading axis."""
+    placement = current_placement()
+    if placement is not None:
+        position = placement.put(position)
+    if not per_chain:
+        return _repeat(position, chains) if placement is not None else _broadcast(position, chains)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(position)[0]:
+        if leaf.ndim < 1 or leaf.shape[0] != chains:
+            raise ValueError(
+                f"position{jax.tree_util.keystr(path)}: shape {leaf.shape} has no leading axis of {chains} chains, "
+                "which start_per_chain=True asks for"
+            )
+    return position
+
+
+def split_starts(starts: PyTree, count: int) -> list[PyTree]:
+    """The starts of the first chains: on the host, as operations of JAX outside `jit` would each be compiled; sharded
+    ones on their devices.
+    """
+    if current_placement() is not None:
+        return [_take_position(starts, chain) for chain in range(count)]
+    on_host_starts = jax.tree.map(np.asarray, starts)
+    return [jax.tree.map(lambda x, c=chain: x[c], on_host_starts) for chain in range(count)]
+
+
+def check_placement(sampler: Sampler, data: PyTree, chain_method: str) -> Sampler:
+    """The sampler, if a run with it can keep a sharded position; else an error."""
+    if current_placement() is None:
+        return sampler
+    rule = sampler.preconditioner
+    known = isinstance(rule, Identity | Diagonal | LowRank | SnapshotLBFGS)
+    if not (known or (isinstance(rule, RMSProp) and rule.second_moment is None and not rule.curvature_correction)):
+        raise ValueError(
+            f"position: it is sharded over devices, which {type(rule).__name__} does not support; use sgld(), sghmc(), "
+            "psgld(), hasgld_sa(form='low_rank'), hasgld_sa(form='snapshot_lbfgs') or Diagonal(), or a start on one "
+            "device"
+        )
+    if sampler.pruning is not None:
+        raise ValueError("position: it is sharded over devices, which pruned(…) does not support; use one device")
+    if isinstance(data, Sharded):
+        raise ValueError(
+            "position: it is sharded over devices, and so are the rows of distributed.shard; pass plain arrays as "
+            "data, or a position on one device"
+        )
+    if chain_method == "parallel":
+        raise ValueError(
+            "chain_method: 'parallel' puts each chain on one device, but the position is sharded over several; use "
+            "'vectorized' or 'sequential'"
+        )
+    return sampler
+
+
 def _info(sampler: Sampler, estimator: GradientEstimator, states: State) -> Info:
     """What a step of all chains shows; for its shapes. (Not a method, so that it is traced once for many runs.)"""
     batch = estimator.target.subsample()
@@ -68,6 +137,14 @@ def _info(sampler: Sampler, estimator: GradientEstimator, states: State) -> Info
 
 
 _take_chain = jit(take_chain)
+_take_position = jit(lambda positions, chain: jax.tree.map(lambda x: x[chain], positions))
+
+
+@jit
+def _finite(positions: PyTree) -> jax.Array:
+    """Which chains have a position without NaN and infinity."""
+    each = [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(positions)]
+    return jnp.all(jnp.stack(each), axis=0)
 
 
 class ChainGroup:
@@ -87,10 +164,11 @@ class ChainGroup:
         plan: WarmupPlan | None = None,
     ) -> None:
         self.part, self.device, self.plan = part, part.device, plan
-        self.data = sharded_data(estimator)
-        if self.data is not None or self.device is not None:
+        self.data, self.placement, self.host_keys = sharded_data(estimator), current_placement(), keys
+        self.spread = self.data is not None or self.placement is not None
+        if self.spread or self.device is not None:
             estimator, keys, starts, potentials = self.place((estimator, keys, starts, potentials))
-            sampler = self.place(sampler) if self.data is not None else sampler
+            sampler = self.place(sampler) if self.spread else sampler
         self.sampler, self.estimator, self.keys, self.spec = sampler, estimator, keys, spec
         first = sampler if plan is None else arrival_sampler(sampler)
         self._keys_of_word = 0, keys
@@ -108,25 +186,42 @@ class ChainGroup:
         draws = spec.recorder.empty(states.position, info, buffer_draws)
         temperature = sampler.dynamics.temperature
         carry = LoopCarry(states, draws, DivergenceMonitor.init(potentials, self.dimension, temperature), None)
-        self.carry = carry if self.data is None else self.place(carry)
+        self.carry = self.place(carry) if self.spread else carry
         self.host_data, self.prefetcher = host_data, None
         if spec.indexer.prefetched:
-            examples = estimator.target.data.examples  # type: ignore[union-attr]
-            self.prefetcher = Prefetcher(examples, spec.indexer.batch_size, self.chains)
+            self.prefetcher = self._prefetcher()
+
+    def _prefetcher(self) -> Prefetcher:
+        """What reads batches ahead: those of a process where the data are `Sharded`."""
+        count, data = self.spec.indexer.batch_size, self.data
+        if data is None:
+            examples = self.estimator.target.data.examples  # type: ignore[union-attr]
+            return Prefetcher(examples, count, self.chains)
+        here = count * len(data.shards_of_process()) // data.shards
+        return Prefetcher(data.arrays, here, self.chains, lambda rows: data.placed_batches(rows, 2))
 
     def place(self, tree: PyTree) -> PyTree:
         """Arrays where the group runs; without a device they stay where they are."""
+        if self.placement is not None:
+            return self.placement.put(tree)
         return jax.device_put(tree, self.device) if self.data is None else replicate(tree, self.data.mesh)
 
     def saved(self) -> PyTree:
-        """The arrays of a checkpoint."""
-        return self.carry.states, self.carry.draws.moments, self.carry.monitor
+        """The arrays of a checkpoint; of a sharded position, on the host and in the order of `ravel_pytree`."""
+        saved = self.carry.states, self.carry.draws.moments, self.carry.monitor
+        if self.placement is None:
+            return saved
+        return self.placement.to_ravel_order(to_host((saved[0]._replace(mask=None), *saved[1:])))
 
     def saved_shapes(self, step: int) -> PyTree:
         """Shapes and dtypes of the arrays of a checkpoint after `step` steps, for a group that has made none."""
         states = self.carry.states
         for phase in range(1, 1 + (0 if self.plan is None else self.plan.phase(step))):
             states = jax.eval_shape(partial(self._states_of, phase), states)
+        if self.placement is not None:
+            return self.placement.in_ravel_order(
+                (states._replace(mask=None), self.carry.draws.moments, self.carry.monitor)
+            )
         return states, self.carry.draws.moments, self.carry.monitor
 
     def _states_of(self, phase: int, states: State, unfit: bool = False) -> State:
@@ -154,7 +249,7 @@ class ChainGroup:
         states = self._states_of(phase, former, unfit)
         if isinstance(self.estimator, ControlVariates):
             states = states._replace(estimator=self._anchors(former, mean=phase > 1))
-        self.carry = self.carry._replace(states=states if self.data is None else self.place(states))
+        self.carry = self.carry._replace(states=self.place(states) if self.spread else states)
 
     def _anchors(self, states: State, mean: bool) -> Anchor:
         """New centres of control variates: the position of each chain, or its mean over the last window."""
@@ -171,9 +266,10 @@ class ChainGroup:
     def measure_warmup(self) -> list[Measured]:
         """What the warm-up of each chain measured."""
         warm: WarmupState = self.carry.states.tuning
+        states = [] if self.data is None else self.chain_states()
         found = []
-        for chain, state in enumerate(self.chain_states()):
-            state = state if self.data is None else self.place(state)  # noqa: PLW2901
+        for chain in range(self.chains):
+            state = _take_chain(self.carry.states, chain) if self.data is None else self.place(states[chain])
             curvature = largest_preconditioned_curvature(self.estimator, state)
             h = jnp.exp(warm.last_log_step[chain])
             h = h * (self.phase.energy_error / self.settling.energy_error) ** (1 / 6)
@@ -196,11 +292,15 @@ class ChainGroup:
             step_size=fill(step_sizes), friction=fill(friction), noise_variance=fill(noise), measured=numbers
         )
         states = states._replace(tuning=tuned)
-        self.carry = self.carry._replace(states=states if self.data is None else self.place(states))
+        self.carry = self.carry._replace(states=self.place(states) if self.spread else states)
 
     def restore(self, saved: PyTree) -> None:
         """Continue from the arrays of a checkpoint."""
+        if self.placement is not None:
+            saved = self.placement.from_ravel_order(saved)
         states, moments, monitor = self.place(saved)  # no device is left open, as at the start
+        if self.placement is not None:
+            states = states._replace(mask=self.carry.states.mask)
         draws = self.carry.draws._replace(moments=moments)
         self.carry = self.carry._replace(states=states, draws=draws, monitor=monitor)
 
@@ -212,6 +312,8 @@ class ChainGroup:
     @property
     def finite(self) -> np.ndarray:
         """Which chains are at a position that is finite."""
+        if self.placement is not None:
+            return np.asarray(_finite(self.carry.states.position))
         leaves = jax.tree.leaves(self.carry.states.position)
         each = [np.isfinite(np.asarray(leaf)).reshape(self.chains, -1).all(axis=1) for leaf in leaves]
         return np.all(each, axis=0)
@@ -225,10 +327,11 @@ class ChainGroup:
             self.carry = self.carry._replace(order=order_at(self.spec.indexer, self.keys, step, self.data))
             return
         reader: Reader
-        if isinstance(self.host_data, Batches):
-            reader = IterableReader(self.host_data, self.chains, step, data_state)
+        rows = self.host_data.source if isinstance(self.host_data, Sharded) else self.host_data
+        if isinstance(rows, Batches):
+            reader = IterableReader(rows, self.chains, step, data_state)
         else:
-            reader = RowReader(self.host_data, self.spec.indexer, self.keys)
+            reader = RowReader(rows, self.spec.indexer.of_process(self.host_data), self.host_keys)
         self.prefetcher.begin(reader, step, stop - step)
 
     def batches(self, ahead: int) -> PyTree:
@@ -239,8 +342,8 @@ class ChainGroup:
         """Start a device call whose first step is number `start`; reading the carry waits for it."""
         leaf = jax.tree.leaves(self.carry.states.position)[0]
         sizes = jnp.asarray(step_sizes, jnp.result_type(*jax.tree.leaves(self.carry.states.position)))
-        if self.data is not None:
-            sizes, step_range = self.place((sizes, step_range))
+        if self.spread:
+            sizes, step_range, batches = self.place((sizes, step_range, batches))
         elif len(jax.local_devices()) > 1:
             sizes, step_range, batches = jax.device_put((sizes, step_range, batches), leaf.sharding)
         keys = self._keys_at(start)
@@ -267,7 +370,7 @@ class ChainGroup:
         """What is not finite in the batch that a chain of the group, counted in it, read from the host in a step."""
         if self.prefetcher is None:
             return ""
-        return locate_nonfinite_batch(self.host_data, self.spec.indexer, self.keys, chain, step)
+        return locate_nonfinite_batch(self.host_data, self.spec.indexer, self.host_keys, chain, step)
 
     def draw_shapes(self) -> dict[str, PyTree]:
         """Shapes and dtypes of one draw of one chain."""
@@ -285,14 +388,21 @@ class ChainGroup:
     def draws(self, count: int) -> dict[str, PyTree]:
         """The draws of the last device call on the host, leading axes (chain, draw)."""
 
-        def to_host(x: jax.Array) -> np.ndarray:
-            return np.array(np.swapaxes(np.asarray(x)[:count], 0, 1))  # slicing on the device would compile per count
+        def copied(x: jax.Array) -> np.ndarray:
+            return np.array(np.swapaxes(to_host(x)[:count], 0, 1))  # slicing on the device would compile per count
 
-        return {name: jax.tree.map(to_host, tree) for name, tree in self._groups().items()}
+        return {name: jax.tree.map(copied, tree) for name, tree in self._groups().items()}
 
     def chain_states(self) -> list[State]:
-        """The states, a chain at a time."""
+        """The states, a chain at a time; of a sharded position, all else is on the host, in `ravel_pytree`'s order."""
         states = self.carry.states if self.data is None else jax.tree.map(np.asarray, self.carry.states)
+        if self.placement is not None:
+            rest = self.placement.to_ravel_order(to_host(states._replace(position=None)))
+            chains = [take_chain(rest, chain) for chain in range(self.chains)]
+            return [
+                one._replace(position=_take_position(states.position, chain), mask=None)
+                for chain, one in enumerate(chains)
+            ]
         return [_take_chain(states, chain) for chain in range(self.chains)]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from ridgewalk._compilation import jit
 from ridgewalk._control_flow import WORD, StepCount, when
-from ridgewalk._pytree import layout_of
+from ridgewalk._pytree import current_placement, layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Unravel, Vector
 from ridgewalk.distributed.shards import Sharded, over_shards
 from ridgewalk.gradients import GradientEstimator
@@ -35,6 +35,18 @@ from ridgewalk.target import Posterior
 def statistics_dtype(dtype: Any) -> Any:
     """The dtype of what is computed from numbers of a dtype: float32 at least, for float16 and bfloat16."""
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def empty_array(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Zeros, made on the host because operations outside `jit` would each be compiled; sharded where positions are."""
+    if current_placement() is not None:
+        return _sharded_zeros(shape, jnp.dtype(dtype))
+    return jnp.array(np.zeros(shape, dtype))
+
+
+@partial(jit, static_argnums=(0, 1))
+def _sharded_zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jnp.zeros(shape, dtype)
 
 
 class DrawBuffer(NamedTuple):
@@ -63,14 +75,14 @@ class DrawRecorder:
         """Buffers for the draws of a chunk; `position` and `info` have a leading axis with the chains."""
 
         def zeros(tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: jnp.array(np.zeros((slots, *x.shape), x.dtype)), tree)
+            return jax.tree.map(lambda x: empty_array((slots, *x.shape), x.dtype), tree)
 
         collected = None
         if self.collect is not None:
             collected = zeros(jax.eval_shape(jax.vmap(self.collect), position))
         moments = None
         if self.moments:
-            mean = jax.tree.map(lambda x: jnp.zeros(x.shape, statistics_dtype(x.dtype)), position)
+            mean = jax.tree.map(lambda x: empty_array(x.shape, statistics_dtype(x.dtype)), position)
             weight = jnp.zeros((), statistics_dtype(jnp.result_type(*jax.tree.leaves(position))))
             moments = Moments(weight, mean, jax.tree.map(jnp.copy, mean))
         info = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, statistics_dtype(x.dtype)), info)
@@ -108,7 +120,8 @@ def join_moments(parts: list[Moments | None]) -> Moments | None:
     present = [part for part in parts if part is not None]
     if not present:
         return None
-    if len(present) == 1 and len(jax.tree.leaves(present[0].mean)[0].sharding.device_set) == 1:
+    one_device = len(jax.tree.leaves(present[0].mean)[0].sharding.device_set) == 1
+    if len(present) == 1 and (one_device or current_placement() is not None):
         return present[0]
     mean, squares = (
         jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate([np.asarray(x) for x in leaves])), *every)

@@ -141,6 +141,11 @@ def _checksum(tree: PyTree) -> jax.Array:
     return total
 
 
+def _replicated(tree: PyTree) -> list[jax.Array]:
+    """The arrays that every process has whole; of a sharded position each has its part."""
+    return [leaf for leaf in jax.tree.leaves(tree) if leaf.is_fully_replicated]
+
+
 def agree(
     groups: Sequence[Any], step: int, after: int, due: bool, alive: bool, signal: str
 ) -> tuple[int, bool, bool, str]:
@@ -156,7 +161,7 @@ def check_equal_states(groups: Sequence[Any], of_all: list[dict[str, Any]] | Non
     """Checksums of the states that several processes have; with those of all processes, raise where they differ."""
     if of_all is None:
         shared = [group for group in groups if len(group.part.processes) > 1]
-        return {str(g.part.chains.start): int(_checksum(local_copy(g.carry.states))) for g in shared}
+        return {str(g.part.chains.start): int(_checksum(local_copy(_replicated(g.carry.states)))) for g in shared}
     for process, other in enumerate(of_all):
         for first, own in of_all[0]["states"].items():
             if other["states"].get(first, own) != own or other["step"] != of_all[0]["step"]:
@@ -214,6 +219,22 @@ def merge_manifests(parts: list[dict[str, Any]]) -> dict[str, Any]:
             "last": [digest for column in owned for digest in column["last"]],
         }
     return {"run": parts[0]["run"], "columns": columns}
+
+
+def join_data_states(states: list[Any]) -> Any:
+    """Where the iterables of all processes were read up to, for a checkpoint; None where they do not say."""
+    return {"processes": states} if any(state is not None for state in states) else None
+
+
+def own_data_state(saved: Any) -> Any:
+    """What a checkpoint says of the iterable of this process; None where it is of another number of processes, whose
+    batches are read again up to the step.
+    """
+    of_several = isinstance(saved, dict) and "processes" in saved
+    if jax.process_count() == 1:
+        return None if of_several else saved
+    same = of_several and len(saved["processes"]) == jax.process_count()
+    return saved["processes"][jax.process_index()] if same else None
 
 
 def advice(shards: int, folder: Path | None) -> str:

@@ -37,7 +37,7 @@ from ridgewalk.sampling.loop import (
     hint,
     stability_limit,
 )
-from ridgewalk.sampling.parts import agree, gather_measured, gather_statuses, regroup
+from ridgewalk.sampling.parts import agree, gather_measured, gather_statuses, own_data_state, regroup
 from ridgewalk.sampling.storage import RunWriter
 from ridgewalk.sampling.warmup import (
     WORST_SCALE,
@@ -252,9 +252,10 @@ class Runner:
             report = stack.enter_context(progress_bar(self.schedule.steps, self.step, wanted, compiled_before))
             sizer = ChunkSizer()
             stop = self._agree(self._chunk_end(self.step, sizer), flag)[0]
+            found = self.writer.found
             for group in self.groups:
                 stack.callback(group.close)
-                group.begin(self.step, stop, None if self.writer.found is None else self.writer.found.data)
+                group.begin(self.step, stop, None if found is None else own_data_state(found.data))
             while self.step < self.schedule.steps:
                 after, go_on, due = self._agree(self._chunk_end(stop, sizer), flag)
                 if not go_on:
@@ -292,6 +293,8 @@ class Runner:
 
     def _save(self) -> None:
         """Write a checkpoint of the steps made so far."""
+        if self.writer.folder is None:
+            return
         state = self.groups[0].prefetcher.state if self.groups[0].prefetcher is not None else None
         self.writer.save(self.step, self._saved(), state)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._compilation import jit
-from ridgewalk._pytree import layout_of, leaf_names
+from ridgewalk._pytree import current_placement, layout_of, leaf_names, on_one_device, place, placement_of, using
 from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.data import Batches, DataPlaceholder
@@ -28,7 +28,15 @@ from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_de
 from ridgewalk.kernel import Sampler, State, Tuned, build_kernel
 from ridgewalk.result import Result
 from ridgewalk.sampling.batching import FIX, BatchIndexer, Source, check_finite, find_nonfinite_rows, has_nonfinite_rows
-from ridgewalk.sampling.chain_group import ChainGroup, ChainMethod, split_chains
+from ridgewalk.sampling.chain_group import (
+    ChainGroup,
+    ChainMethod,
+    check_placement,
+    readable_start,
+    split_chains,
+    split_starts,
+    start_chains,
+)
 from ridgewalk.sampling.loop import DrawRecorder, LoopSpec, block_length, join_moments
 from ridgewalk.sampling.parts import gather_result
 from ridgewalk.sampling.runner import LONGEST_CHUNK, Callback, Runner, compile_seconds, tuned_step_size
@@ -53,20 +61,20 @@ Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
 
-def _together(run: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """With several processes, an error in one of them ends the others."""
+def _in_context(run: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """With several processes, an error in one of them ends the others; a sharded start stays so during the run."""
 
     @functools.wraps(run)
     def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Returned:
-        if jax.process_count() == 1:
-            return run(*arguments, **keywords)
-        with failing_together():
+        position = arguments[3] if len(arguments) > 3 else keywords.get("position")
+        together = contextlib.nullcontext() if jax.process_count() == 1 else failing_together()
+        with together, using(placement_of(position, bool(keywords.get("start_per_chain", False)))):
             return run(*arguments, **keywords)
 
     return call
 
 
-@_together
+@_in_context
 def sample(
     key: Key,
     sampler: Sampler,
@@ -101,8 +109,9 @@ def sample(
         key: a JAX random key; the same key gives the same draws.
         sampler: a named sampler, such as `hasgld_sa()`, or a `Sampler(dynamics, preconditioner)`.
         target: a `Posterior`, a `Density`, or an estimator such as `control_variates(posterior, centre)`.
-        position: where the chains start: any pytree of float arrays, whose structure and dtypes the draws keep. None
-            lets the model of a target from `from_numpyro` or `from_pymc` draw a start for each chain.
+        position: where the chains start: any pytree of float arrays, whose structure and dtypes the draws keep, and
+            whose sharding over devices the run keeps. None lets the model of a target from `from_numpyro` or
+            `from_pymc` draw a start for each chain.
         steps: steps of each chain, burn-in included.
         step_size: "auto", found during warm-up for the length of this run; or ε, a positive number or a schedule (any
             optax schedule: a function of the step, from 0). The drift is −ε G ∇U and the noise has covariance 2 ε T G.
@@ -147,24 +156,20 @@ def sample(
     parts = split_chains(chain_method, chains, data)
     indexer = check_data(estimator.target, batch_size, replacement)
     nonfinite = find_nonfinite_rows(data)
-    if isinstance(data, Batches) and len(parts) > 1:
+    if isinstance(getattr(data, "source", data), Batches) and len(parts) > 1:
         raise ValueError(
             f"chain_method: {chain_method!r} with Batches would read the iterable once per chain; use 'vectorized'"
         )
 
     if position is None:
         position, start_per_chain = model_starts(key, estimator.target, chains), True
-    starts = _starts(check_position(position), chains, start_per_chain)
-    # Chains are taken apart on the host: operations of JAX outside `jit` would each be compiled.
-    on_host_starts = jax.tree.map(np.asarray, starts)
-    layout = layout_of(jax.tree.map(lambda x: x[0], on_host_starts))
-    resolved = dataclasses.replace(sampler, preconditioner=sampler.resolve(layout))
-    on_device = estimator_on_device(estimator)
-    potentials = [
-        check_functions(on_device.target, jax.tree.map(lambda x, c=chain: x[c], on_host_starts), indexer, nonfinite)
-        for chain in range(chains if start_per_chain else 1)
-    ]
-    check_precision(resolved, on_device, jax.tree.map(lambda x: x[0], on_host_starts))
+    starts = start_chains(check_position(position), chains, start_per_chain)
+    first = split_starts(starts, chains if start_per_chain else 1)
+    layout = layout_of(first[0])
+    resolved = check_placement(dataclasses.replace(sampler, preconditioner=sampler.resolve(layout)), data, chain_method)
+    on_device = place(estimator_on_device(estimator))
+    potentials = [check_functions(on_device.target, start, indexer, nonfinite) for start in first]
+    check_precision(resolved, on_device, first[0])
     first_potentials = jnp.array(np.broadcast_to(np.asarray(potentials, layout.dtype), (chains,)))
 
     keep = keep or ("draws" if collect is None or store is not None else "moments")
@@ -190,7 +195,13 @@ def sample(
         for part in parts
         if jax.process_index() in part.processes
     ]
-    settings = {**arguments, "estimator": estimator, "keep": keep, "x64": bool(jax.config.read("jax_enable_x64"))}
+    settings = {
+        **arguments,
+        **readable_start(position),
+        "estimator": estimator,
+        "keep": keep,
+        "x64": bool(jax.config.read("jax_enable_x64")),
+    }
     writer = RunWriter(
         schedule,
         groups[0].draw_shapes(),
@@ -210,7 +221,7 @@ def sample(
         made = writer.result_draws(draws)
         moments = join_moments([group.carry.draws.moments for group in groups])
         final_states = [state for group in groups for state in group.chain_states()]
-        if jax.process_count() > 1:
+        if jax.process_count() > 1 and current_placement() is None:
             made, final_states, moments = gather_result(parts, made, final_states, moments, store is not None)
         return Result(
             positions=made.get("posterior"),
@@ -299,18 +310,6 @@ def _given_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"sampler": arguments["sampler"], **changed}
 
 
-def _starts(position: PyTree, chains: int, per_chain: bool) -> PyTree:
-    if not per_chain:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (chains, *x.shape)), position)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(position)[0]:
-        if leaf.ndim < 1 or leaf.shape[0] != chains:
-            raise ValueError(
-                f"position{jax.tree_util.keystr(path)}: shape {leaf.shape} has no leading axis of {chains} chains, "
-                "which start_per_chain=True asks for"
-            )
-    return position
-
-
 # Checks
 
 
@@ -369,12 +368,12 @@ def check_position(position: PyTree, name: str = "position") -> PyTree:
                 f"{where}: {type(leaf).__name__} of dtype {dtype} is not a float array; convert it with "
                 ".astype(float), or keep it out of the position (equinox.partition, flax's params)"
             )
-        if not np.isfinite(np.asarray(leaf)).all():
+        if not (jnp.isfinite(leaf) if current_placement() is not None else np.isfinite(np.asarray(leaf))).all():
             raise ValueError(f"{where}: it contains NaN or infinity; start from finite numbers")
     if not sum(np.size(leaf) for _, leaf in leaves):
         shapes = ", ".join(str(np.shape(leaf)) for _, leaf in leaves)
         raise ValueError(f"{name}: its arrays have no elements (shapes {shapes}); pass at least one parameter")
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.array(leaf), position)
+    return jax.tree.map(lambda leaf: on_one_device(leaf) if isinstance(leaf, jax.Array) else jnp.array(leaf), position)
 
 
 def check_precision(sampler: Sampler, estimator: GradientEstimator, position: PyTree) -> None:
@@ -444,7 +443,16 @@ def _check_parts(data: Batches | Sharded, batch_size: int | None, replacement: b
     if isinstance(data, Batches):
         return _check_batches(data, batch_size)
     here = data.shards // data.devices
+    if isinstance(data.source, Batches):
+        whole = int(jax.tree.leaves(data.arrays)[0].shape[0])
+        if batch_size not in (None, whole):
+            raise ValueError(
+                f"batch_size: {batch_size} was given, but the batches of all processes have {whole}; leave it out"
+            )
+        return BatchIndexer("iterable", data.size, whole, prefetched=True, shards=data.shards, shards_here=here)
     if batch_size is None:
+        if data.source is not None:
+            raise ValueError("batch_size: None would read all data from disk in every step; give a number of examples")
         return BatchIndexer("full", data.size, data.size, shards=data.shards, shards_here=here)
     check_whole("batch_size", batch_size, 1, "use None for the full data")
     if batch_size % data.shards or batch_size > data.size:
@@ -453,7 +461,9 @@ def _check_parts(data: Batches | Sharded, batch_size: int | None, replacement: b
             f"shards; use a multiple of {data.shards}, at most {data.size}"
         )
     source: Source = "replacement" if replacement else "epochs"
-    return BatchIndexer(source, data.size, int(batch_size), shards=data.shards, shards_here=here)
+    return BatchIndexer(
+        source, data.size, int(batch_size), data.source is not None, shards=data.shards, shards_here=here
+    )
 
 
 def _check_batches(batches: Batches, batch_size: int | None) -> BatchIndexer:

@@ -35,7 +35,14 @@ from ridgewalk.sampling.checkpoint import (
     environment,
     warn_of_environment,
 )
-from ridgewalk.sampling.parts import ChainPart, advice, count_chains, merge_manifests, parts_of
+from ridgewalk.sampling.parts import (
+    ChainPart,
+    advice,
+    count_chains,
+    join_data_states,
+    merge_manifests,
+    parts_of,
+)
 from ridgewalk.schedules import RunSchedule
 
 T = TypeVar("T")
@@ -445,11 +452,13 @@ class RunWriter:
         """This process's part of a checkpoint; process 0 writes the list of all parts once they are on the disk."""
         self._call(self.draws.flush)
         written = [checkpoint.write_part(folder, state.step, cut, leaves) for cut, leaves in parts]
-        told = processes.exchange_json("checkpoint", {"parts": written, "store": self.draws.manifest()})
+        own = {"parts": written, "store": self.draws.manifest(), "data": state.data}
+        told = processes.exchange_json("checkpoint", own)
         if jax.process_index() == 0:
             store = merge_manifests([one["store"] for one in told])
             listed = [part for one in told for part in one["parts"]]
-            checkpoint.write(folder, dataclasses.replace(state, store=store), listed)
+            state = dataclasses.replace(state, store=store, data=join_data_states([one["data"] for one in told]))
+            checkpoint.write(folder, state, listed)
         processes.barrier("checkpoint written")
         self._call(self.draws.remove_unused)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ridgewalk._control_flow import when
-from ridgewalk._pytree import Layout
+from ridgewalk._pytree import Layout, current_placement
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.distributed.shards import halves, shards_of_device
 from ridgewalk.dynamics import DelayedLangevin, Dynamics, Hamiltonian, Langevin, MomentumDynamics, NoseHoover
@@ -343,7 +343,6 @@ class TunedStepper:
     def _end_window(self, warm: WarmupState, _: Any) -> WarmupState:
         """The friction of the next window, from the standard deviation in whitened coordinates."""
         variances = warm.squares / jnp.maximum(warm.window_steps - 1, 1)
-        largest = jax.lax.top_k(variances, max(1, variances.shape[0] // 100))[0]
 
         def root(variance: Scalar) -> Scalar:
             return jnp.sqrt(jnp.where(jnp.isfinite(variance) & (variance > 0), variance, 1)).astype(warm.scale.dtype)
@@ -356,7 +355,7 @@ class TunedStepper:
             noise=measured,
             window_noise=(jnp.zeros_like(total), jnp.zeros_like(number)),
             scale=root(jnp.mean(variances)),
-            slow_scale=root(jnp.mean(largest)),
+            slow_scale=root(mean_of_largest(variances)),
             last_centre=warm.centre,
             last_log_step=warm.mean_log_step,
             window_steps=count,
@@ -401,6 +400,16 @@ class TunedStepper:
         tuned = warm.tuned._replace(friction=friction.astype(h.dtype), noise_variance=noise)
         step_size = h**2 * (1 - friction_of(dynamics, tuned) / 2)
         return warm._replace(tuned=tuned._replace(step_size=step_size.astype(h.dtype)))
+
+
+def mean_of_largest(variances: Vector) -> Scalar:
+    """The mean of the largest hundredth; where devices share the numbers, of the largest hundredth of each."""
+
+    def mean(part: Vector) -> Scalar:
+        return jnp.mean(jax.lax.top_k(part, max(1, part.shape[0] // 100))[0])
+
+    placement = current_placement()
+    return mean(variances) if placement is None else placement.sum_of_parts(mean, variances) / placement.mesh.size
 
 
 def where_tree(condition: Scalar, new: Any, old: Any) -> Any:
