@@ -73,6 +73,9 @@ PAPER: dict[Kind, dict[float, dict[str, float]]] = {
 """Mean relative errors in per cent, by sparsity and sampler; for permeabilities the paper prunes at most 50 %."""
 
 
+PAPER_SIZE = 50
+"""Cells per side in the paper."""
+
 PLAN_ONLY = ("seeds", "sparsities", "methods", "mirrors", "secondary_methods", "secondary_sparsities")
 """Settings that determine which tasks there are, and not the result of any."""
 
@@ -118,6 +121,11 @@ class Settings:
     multiscale_samples: int = 20
     mlp_widths: tuple[int, ...] = ()
     """Hidden widths of a multilayer perceptron in place of the paper's network, for small tests."""
+
+    @property
+    def paper(self) -> dict[float, dict[str, float]]:
+        """The paper's numbers for the full scale; none for reduced settings, which are not comparable with them."""
+        return PAPER[self.kind] if self.size == PAPER_SIZE else {}
 
     def methods_for(self, mirror: bool) -> tuple[str, ...]:
         """Methods compared with or without the symmetry."""
@@ -242,6 +250,8 @@ class RunRow(NamedTuple):
     last_potential: float | None = None
     fields: dict[str, list[float]] | None = None
     """For figures: `truth`, `mean`, `std` (of the draws) and `noise` (of the likelihood) of a test sample's fluxes."""
+    typical: dict[str, list[float]] | None = None
+    """For the page: `truth`, `mean`, and `lower` and `upper` ends of the recalibrated intervals, of another one's."""
 
 
 SPE10 = "RIDGEWALK_SPE10"

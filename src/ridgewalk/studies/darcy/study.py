@@ -1,5 +1,6 @@
 """The tasks of a Darcy study: starts, step sizes, runs of the methods, and the multiscale solver for comparison."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -9,8 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ridgewalk._io import write_atomically
 from ridgewalk._types import PyTree
 from ridgewalk.darcy import Grid
+from ridgewalk.darcy.grid import split_flux
 from ridgewalk.kernel import Sampler
 from ridgewalk.neural.assessment import coverage, mean_relative_error, width
 from ridgewalk.neural.conformal import fit_conformal
@@ -27,7 +30,6 @@ from ridgewalk.studies.darcy.methods import (
 from ridgewalk.studies.darcy.problem import (
     ADAM,
     BEST,
-    PAPER,
     PERMEABILITY_PAPER,
     PERMEABILITY_QUICK,
     PLAN_ONLY,
@@ -68,6 +70,8 @@ PRUNED_BY, KEPT_FROM = 0.4, 0.6
 """Fractions of a chain: pruning ends, draws are kept from."""
 SHOWN = (SGLD, BEST)
 """Methods whose predicted fields are plotted."""
+SHOWN_PARTS = ("truth", "mean", "lower", "upper")
+FIELD_FILE = "field.json"
 BASES = (1, 2, 4)
 """Basis functions per coarse edge of the multiscale solver."""
 
@@ -214,6 +218,27 @@ def field_prediction(problem: DarcyPosterior, weights: PyTree) -> dict[str, list
     }
 
 
+def typical_prediction(problem: DarcyPosterior, weights: PyTree) -> dict[str, list[float]]:
+    """Fluxes of the test sample of median error, in original units, with their recalibrated intervals."""
+    test, held, outputs = problem.data.test, problem.data.held, problem.scaled.outputs
+    found = predictive_of(problem, weights, test)
+    errors = np.linalg.norm(outputs.mean(found.mean) - test.fluxes, axis=1) / np.linalg.norm(test.fluxes, axis=1)
+    middle = int(np.argsort(errors)[len(errors) // 2])
+    recalibrated = fit_conformal(predictive_of(problem, weights, held), outputs.forward(held.fluxes), [LEVEL])
+    intervals = recalibrated.intervals(Predictive(*(part[middle : middle + 1] for part in found)))
+    ends = {"mean": found.mean[middle : middle + 1], "lower": intervals.lower[0], "upper": intervals.upper[0]}
+    return {"truth": test.fluxes[middle].tolist()} | {
+        name: np.round(outputs.mean(values)[0], 7).tolist() for name, values in ends.items()
+    }
+
+
+def save_field(grid: Grid, fluxes: Mapping[str, list[float]], folder: Path) -> None:
+    """Write the field that the page shows: fluxes through the inner vertical edges, in one line."""
+    inner = {name: split_flux(grid, np.asarray(fluxes[name]))[0][:, 1:-1] for name in SHOWN_PARTS}
+    content = {name: [[float(f"{value:.6g}") for value in row] for row in values] for name, values in inner.items()}
+    write_atomically(folder / FIELD_FILE, json.dumps(content, separators=(",", ":")).encode())
+
+
 def task_settings(settings: Settings, mirror: bool) -> dict[str, Any]:
     """The settings on which all tasks depend."""
     everything = asdict(settings) | {"mirror": mirror, "data": data_source(settings.kind, spe10_path())}
@@ -264,7 +289,9 @@ def _run(settings: Settings, mirror: bool, name: str, sparsity: float, seed: int
             return row
         row = judge_draws(problem, draws, row)
         shown = seed == 0 and name in SHOWN and sparsity == settings.tuning_sparsity
-        return row._replace(fields=field_prediction(problem, draws.weights)) if shown else row
+        if shown:
+            row = row._replace(fields=field_prediction(problem, draws.weights))
+        return row._replace(typical=typical_prediction(problem, draws.weights)) if shown and name == BEST else row
 
     return run
 
@@ -351,16 +378,20 @@ def assemble(settings: Settings, rows: Mapping[str, Any], folder: Path) -> Outco
     results = Results.of(rows.values())
     for mirror in settings.mirrors:
         errors = errors_of(results.runs_for(mirror))
-        save_figure(folder, error_figure(mirror), plot_error_bars(errors, PAPER[settings.kind]))
+        save_figure(folder, error_figure(mirror), plot_error_bars(errors, settings.paper))
     shown = results.shown_fields(settings.mirrors[0])
     if shown:
-        save_figure(folder, FIELDS_FIGURE, plot_fields(Grid(nx=settings.size, ny=settings.size), shown))
+        grid = Grid(nx=settings.size, ny=settings.size)
+        save_figure(folder, FIELDS_FIGURE, plot_fields(grid, shown))
+        typical = [row.typical for row in results.runs_for(settings.mirrors[0]) if row.typical is not None]
+        if typical:
+            save_field(grid, typical[0], folder)
     numbers = {
         "data": results.starts[0].data_label,
         "multiscale": row_fields(results.multiscale),
         "starts": list(map(row_fields, results.starts)),
         "tuning": list(map(row_fields, results.tuning)),
-        "runs": [row_fields(row, without=("fields",)) for row in results.runs],
+        "runs": [row_fields(row, without=("fields", "typical")) for row in results.runs],
     }
     return Outcome(build_report(settings, results), numbers)
 

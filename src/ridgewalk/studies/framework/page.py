@@ -1,16 +1,36 @@
-"""Reports as text and as HTML: tables on the terminal, and one self-contained page without scripts."""
+"""Reports as text and as HTML: tables on the terminal, and one self-contained page.
+
+The page shows the committed full-scale records first, then what was run here, compared with the committed record of the
+same preset. page.css and page.js are inserted into it.
+"""
 
 import base64
+import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table as ScreenTable
 
 from ridgewalk._io import read_regular, write_atomically
-from ridgewalk.studies.framework.study import NAMES, Cell, Mark, Number, Picture, Record, Report, Table, read_records
+from ridgewalk.studies.framework.agreement import Agreement, compare_with_record
+from ridgewalk.studies.framework.claims import REDUCED, Claim, claims, records_folder
+from ridgewalk.studies.framework.study import (
+    NAMES,
+    Cell,
+    Mark,
+    Number,
+    Picture,
+    Record,
+    Report,
+    Table,
+    read_records,
+)
 
 SIGNS: dict[Mark, str] = {"better": "✓ better", "equal": "= equal", "worse": "✗ worse"}
 """A sign and a word: no meaning is carried by colour alone."""
@@ -42,23 +62,196 @@ def _plain_text(cell: str | Number) -> str:
     return f"{cell}{paper}{f', {cell.mark}' if cell.mark else ''}".replace("[", "\\[")
 
 
-def write_page(folder: Path) -> Path:
-    """Write `index.html` from the records in a folder."""
+class Evidence(NamedTuple):
+    """What a page shows."""
+
+    runs: list[Record]
+    """Run by the user, at any preset."""
+    full: list[Record]
+    """The committed full-scale records."""
+    reduced: list[Record]
+    """The committed records of the quick preset."""
+
+
+def write_page(folder: Path, records: Path | None = None) -> Path:
+    """Write `index.html` from the records in a folder, beside the committed ones (`records`: where they are)."""
+    committed = records or records_folder()
+    runs = read_records(folder, NAMES)
+    full, reduced = [], []
+    if committed is not None:
+        full = read_records(committed, NAMES)
+        runs = [] if committed.resolve() == folder.resolve() else runs
+        reduced = read_records(committed / REDUCED, NAMES) if (committed / REDUCED).is_dir() else []
     out = folder / "index.html"
-    write_atomically(out, render_page(read_records(folder, NAMES)).encode())
+    write_atomically(out, render_page(Evidence(runs, full, reduced)).encode())
     return out
 
 
-def render_page(records: list[Record]) -> str:
+def render_page(evidence: Evidence) -> str:
     """Return the page as HTML."""
-    title = "Ridgewalk: reproduction of the paper's studies"
-    links = "".join(f'<li><a href="#{escape(r.name)}">{escape(r.report.title)}</a></li>' for r in records)
+    title = "Ridgewalk: sampling posteriors that are hard to sample"
+    agreements = agreements_of(evidence)
+    parts: list[tuple[str, str, list[Record], str]] = [("claims", "Claims", [], _claims(claims(evidence.full)))]
+    parts.append(("record", "Paper and record", evidence.full, _full_scale(evidence.full)))
+    parts.append(("here", "This machine", evidence.runs, _this_machine(evidence.runs, agreements)))
+    parts.append(("environment", "Environment", [], _environments([*evidence.runs, *evidence.full])))
+    shown = [part for part in parts if part[3]]
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{CSS}</style></head><body><main>'
-        f"<h1>{title}</h1>{_overview(records)}<nav><ul>{links}</ul></nav>{''.join(map(_study, records))}"
-        f"{_environments(records)}</main></body></html>\n"
+        f'<link rel="icon" href="data:,"><style>{_asset("page.css")}</style></head><body>'
+        '<nav aria-label="Contents"><a class="skip" href="#main">Skip to the content</a>'
+        f'<ul>{_contents(shown)}</ul></nav><main id="main"><h1>{title}</h1>{_introduction(evidence, agreements)}'
+        f"{''.join(part[3] for part in shown)}</main><script>{_asset('page.js')}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _contents(parts: Sequence[tuple[str, str, list[Record], str]]) -> str:
+    items = []
+    for place, heading, records, _ in parts:
+        links = "".join(
+            f'<li><a href="#{place}-{escape(record.name)}">{escape(record.report.title)}</a></li>' for record in records
+        )
+        items.append(f'<li><a href="#{place}">{heading}</a>{f"<ul>{links}</ul>" if links else ""}</li>')
+    return "".join(items)
+
+
+def agreements_of(evidence: Evidence) -> dict[str, Agreement | None]:
+    """Every run compared with the committed record of its preset; None where there is none of the same settings."""
+    known = {(record.name, record.preset): record for record in (*evidence.full, *evidence.reduced)}
+    found: dict[str, Agreement | None] = {}
+    for run in evidence.runs:
+        record = known.get((run.name, run.preset))
+        same = record is not None and record.settings == run.settings
+        found[run.name] = compare_with_record(run, record) if record is not None and same else None
+    return found
+
+
+def _introduction(evidence: Evidence, agreements: dict[str, Agreement | None]) -> str:
+    lead = (
+        "A JAX library for Bayesian inference with many correlated parameters of very different scales, from "
+        "minibatches of data. Its main sampler, HASGLD-SA, learns the shape of the posterior while it runs."
+    )
+    said = []
+    if evidence.full:
+        counts = _counts(evidence.full)
+        said.append(f"<b>At the paper’s scale</b> (recorded runs): {counts}." if counts else "")
+    if evidence.runs:
+        said.append(f"<b>On this machine:</b> {escape(_agreement_in_words(agreements))}")
+    differs = any(found is not None and not found.agrees for found in agreements.values())
+    box = "".join(f"<p>{text}</p>" for text in said if text)
+    return f'<p class="lead">{lead}</p><div class="verdict{" differs" if differs else ""}">{box}</div>'
+
+
+def _agreement_in_words(agreements: dict[str, Agreement | None]) -> str:
+    compared = [found for found in agreements.values() if found is not None]
+    studies = "1 study" if len(agreements) == 1 else f"{len(agreements)} studies"
+    if not compared:
+        return f"{studies} run here; there is no committed record of the same settings to compare with."
+    total, outside = sum(a.compared for a in compared), sum(len(a.different) for a in compared)
+    verdict = "agrees with" if all(a.agrees for a in compared) else "differs from"
+    without = len(agreements) - len(compared)
+    return (
+        f"the run ({studies}) {verdict} the committed record of the same settings: {total - outside:,} of {total:,} "
+        "numbers are equal within the noise" + (f"; {without} without a record." if without else ".")
+    )
+
+
+def _claims(found: list[Claim]) -> str:
+    if not found:
+        return ""
+    cards = "".join(
+        f'<article class="claim" aria-label="{escape(claim.heading)}"><h3>{escape(claim.heading)}</h3>'
+        f'<p class="big">{_cell(claim.number)} <span>{escape(claim.unit)}</span></p>{claim.figure}'
+        f'<p class="why">{escape(claim.sentence)} <a href="#record-{escape(claim.study)}">The study</a></p></article>'
+        for claim in found
+    )
+    return f'<section id="claims" aria-label="Claims"><div class="claims">{cards}</div></section>'
+
+
+def _full_scale(records: list[Record]) -> str:
+    """The paper's tables beside the record's numbers, then every study in full."""
+    if not records:
+        return ""
+    beside = "".join(
+        table(replace(part, caption=f"{record.report.title}. {part.caption}", note=""))
+        for record in records
+        for part in paper_tables(record.report)
+    )
+    note = "Each cell: the record’s value ± one standard error over seeds, the paper’s value, and which is better."
+    return (
+        f'<section id="record"><h2>The paper’s tables beside the full-scale record</h2>{paragraph(note)}{beside}'
+        f"<h3>All studies at full scale</h3>{''.join(_study(record, 'record') for record in records)}</section>"
+    )
+
+
+def paper_tables(report: Report) -> Iterator[Table]:
+    """The tables with values of the paper, without columns that have none; a value that is repeated is left out."""
+    seen: set[tuple[str, str, float, float | None]] = set()
+    for section in report.sections:
+        for part in section.tables:
+            cells = {
+                (row, column): cell
+                for row, line in enumerate(part.rows)
+                for column, cell in enumerate(line)
+                if isinstance(cell, Number) and cell.paper is not None
+            }
+            keys = {(section.heading, str(part.rows[row][0]), c.paper or 0.0, c.value) for (row, _), c in cells.items()}
+            if not keys - seen:
+                continue
+            seen |= keys
+            columns = [0, *sorted({column for _, column in cells})]
+            rows = [line for number, line in enumerate(part.rows) if any(row == number for row, _ in cells)]
+            chosen = tuple(tuple(line[column] for column in columns) for line in rows)
+            yield replace(part, columns=tuple(part.columns[column] for column in columns), rows=chosen)
+
+
+def _this_machine(runs: list[Record], agreements: dict[str, Agreement | None]) -> str:
+    if not runs:
+        return ""
+    rows: list[tuple[Cell, ...]] = []
+    for run in runs:
+        found = agreements[run.name]
+        seconds = Number(run.seconds, style=".0f")
+        if found is None:
+            rows.append((run.report.title, run.preset, "no record of these settings", "–", "–", "–", seconds))
+            continue
+        verdict = "agrees" if found.agrees else "differs"
+        counts = (Number(n, style=",.0f") for n in (found.compared, found.as_printed, len(found.different)))
+        rows.append((run.report.title, run.preset, verdict, *counts, seconds))
+    columns = (
+        "study",
+        "preset",
+        "verdict",
+        "numbers compared",
+        "equal as printed",
+        "outside the noise",
+        "compute time (s)",
+    )
+    note = (
+        "Every number of a study’s tables, without durations, is compared with the committed record of the same "
+        "settings. Noise: three standard errors of the difference, or four standard deviations over repeats of the "
+        "record where a number has no standard error. A study agrees if at most 2 % of its numbers, or one, are "
+        "outside. Reduced runs are not comparable with the paper."
+    )
+    differences = [
+        (found.study, " / ".join(difference.place), difference.run, difference.record)
+        for found in agreements.values()
+        if found is not None
+        for difference in found.different
+    ]
+    outside = ""
+    if differences:
+        shown = Table("Numbers outside the noise", ("study", "number", "this run", "record"), tuple(differences))
+        outside = f"<details><summary>Numbers outside the noise ({len(differences)})</summary>{table(shown)}</details>"
+    return (
+        f'<section id="here"><h2>What this machine ran</h2>{paragraph(_agreement_in_words(agreements).capitalize())}'
+        f"{table(Table('Agreement with the committed record', columns, tuple(rows), note))}{outside}"
+        f"<h3>All studies of this run</h3>{''.join(_study(run, 'here') for run in runs)}</section>"
     )
 
 
@@ -82,16 +275,26 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def table(content: Table) -> str:
-    """A table that scrolls horizontally on narrow screens; the caption is outside and wraps."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in content.columns)
+    """A table that scrolls horizontally, with the caption outside; on a phone every row is a card.
+
+    Roles are written out: as cards the elements are no table for the browser, but still for a screen reader.
+    """
+    head = "".join(f'<th scope="col" role="columnheader">{escape(column)}</th>' for column in content.columns)
+    names = [escape(column) for column in content.columns[1:]]
     body = "".join(
-        f'<tr><th scope="row">{_cell(row[0])}</th>{"".join(f"<td>{_cell(c)}</td>" for c in row[1:])}</tr>'
+        f'<tr role="row"><th scope="row" role="rowheader">{_cell(row[0])}</th>'
+        + "".join(
+            f'<td role="cell" data-column="{name}"><span>{_cell(cell)}</span></td>'
+            for name, cell in zip(names, row[1:], strict=True)
+        )
+        + "</tr>"
         for row in content.rows
     )
     caption = escape(content.caption)
     return (
         f'<p class="caption">{caption}</p><div class="scroll" role="region" tabindex="0" aria-label="{caption}">'
-        f'<table aria-label="{caption}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table role="table" aria-label="{caption}"><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
+        f'<tbody role="rowgroup">{body}</tbody></table></div>'
         f"{paragraph(content.note, 'faint')}"
     )
 
@@ -111,7 +314,7 @@ def _cell(content: Cell) -> str:
     if content.paper is not None:
         details.append(f"paper {_number(content.paper, content.style)}")
     if content.mark is not None:
-        details.append(f'<span class="mark">{SIGNS[content.mark]}</span>')
+        details.append(f'<span class="mark {content.mark}">{SIGNS[content.mark]}</span>')
     return text + (f"<small>{', '.join(details)}</small>" if details else "")
 
 
@@ -120,21 +323,24 @@ def _number(value: float, style: str) -> str:
     return f'<data value="{escape(repr(value))}">{escape(format(value, style))}</data>'
 
 
-def _study(record: Record) -> str:
+def _study(record: Record, place: str) -> str:
+    """A study in full, folded."""
     scale = f"Preset {record.preset}." + (f" Reduced: {record.reduced}" if record.reduced else " Full scale.")
 
     def heading(level: int, text: str) -> str:
-        return f"<h{level}>{escape(text)}</h{level}>"
+        return "" if level == 2 else f"<h4>{escape(text)}</h4>"  # the title is the summary
 
     def picture(content: Picture) -> str:
         return _embedded(content, record.folder)
 
-    blocks = study_blocks(record, [paragraph(scale, "faint")], heading, picture)
+    blocks = study_blocks(record, [paragraph(f"{scale} Command: {record.command}", "faint")], heading, picture)
     settings = tuple((key, _setting(value)) for key, value in record.settings.items())
     shown = table(Table(f"Settings of {record.name}", ("setting", "value"), settings))
+    counts = _counts([record])
+    about = f"{record.preset} preset, {record.seconds / 60:,.1f} min of compute" + (f"; {counts}" if counts else "")
     return (
-        f'<section id="{escape(record.name)}">{"".join(blocks)}'
-        f"<details><summary>Settings</summary>{shown}</details></section>"
+        f'<details id="{place}-{escape(record.name)}"><summary>{escape(record.report.title)} <small>{about}</small>'
+        f"</summary>{''.join(blocks)}<details><summary>Settings</summary>{shown}</details></details>"
     )
 
 
@@ -151,82 +357,62 @@ def _embedded(content: Picture, folder: Path) -> str:
         raise ValueError(f"{path}: the figure is missing; run the study again") from error
     if not image.startswith(PNG):
         raise ValueError(f"{path}: not a PNG image; run the study again")
-    data = base64.b64encode(image).decode()
+    kind, data = _smaller(image)
     return (
-        f'<figure><img alt="{escape(content.alt)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(content.caption)}</figcaption></figure>"
+        f'<figure><img loading="lazy" alt="{escape(content.alt)}" src="data:image/{kind};base64,'
+        f'{base64.b64encode(data).decode()}"><figcaption>{escape(content.caption)}</figcaption></figure>'
     )
 
 
-def _overview(records: list[Record]) -> str:
-    rows = tuple((r.report.title, r.preset, Number(r.seconds, style=".0f"), r.command) for r in records)
-    runs = Table("Studies on this page", ("study", "preset", "compute time (s)", "command"), rows)
-    text = "HASGLD-SA (Wang, Deng and Lin) compared with other SG-MCMC samplers, implemented in Ridgewalk."
-    return paragraph(text) + paragraph(_paper_counts(records)) + table(runs)
+COLOURS = 96
+"""Of a figure on the page."""
 
 
-def _paper_counts(records: list[Record]) -> str:
+@lru_cache(maxsize=64)
+def _smaller(image: bytes) -> tuple[str, bytes]:
+    """A plot as WebP with few colours, a third of its size; unchanged without Pillow, which matplotlib brings."""
+    try:
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
+    except ImportError:
+        return "png", image
+    memory = io.BytesIO()
+    try:
+        with Image.open(io.BytesIO(image), formats=["PNG"]) as picture:
+            few = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        few.convert("RGB").save(memory, "WEBP", lossless=True, method=4)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
+        return "png", image
+    return ("webp", memory.getvalue()) if len(memory.getvalue()) < len(image) else ("png", image)
+
+
+def _counts(records: list[Record]) -> str:
+    """How the values that the paper reports compare with the record, in words; empty if it reports none."""
     cells = [
         cell
         for record in records
-        for section in record.report.sections
-        for part in section.tables
+        for part in paper_tables(record.report)
         for row in part.rows
         for cell in row
         if isinstance(cell, Number) and cell.paper is not None
     ]
-    if not cells:
-        return (
-            "The paper reports no values for the studies on this page; marks compare with the reference named in each "
-            "table."
-        )
     counts = Counter(cell.mark for cell in cells)
     listed = ", ".join(f"{counts[mark]} {sign}" for mark, sign in SIGNS.items())
-    return f"Of {len(cells)} values also reported in the paper: {listed}."
+    return f"{listed}, of {len(cells)} values that the paper reports" if cells else ""
 
 
 def _environments(records: list[Record]) -> str:
     """Machine and library versions, one column per environment."""
+    if not records:
+        return ""
     places: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for record in records:
         place = tuple((record.environment | record.versions).items())
-        places.setdefault(place, []).append(record.name)
+        places.setdefault(place, []).append(f"{record.name} ({record.preset})")
     keys = dict.fromkeys(key for place in places for key, _ in place)
     rows = tuple((key, *(dict(place).get(key, "–") for place in places)) for key in keys)
     columns = ("", *(", ".join(names) if len(places) > 1 else "all studies" for names in places.values()))
     shown = table(Table("Machine and library versions", columns, rows))
-    return f'<section id="environment"><h2>Environment</h2>{shown}</section>'
-
-
-CSS = """
-:root { color-scheme: light dark; --ink: #1c2126; --paper: #ffffff; --faint: #5b6570; --line: #d5dae0;
-  --panel: #f5f7f9; --link: #0b5cad; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e8ec; --paper: #14181c; --faint: #9aa5b1; --line: #38414a; --panel: #1d2329; --link: #7db8f5; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; }
-h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
-h3 { margin-top: 2rem; } p { max-width: 46rem; }
-a { color: var(--link); } code { font-size: 0.92em; overflow-wrap: anywhere; }
-.faint, figcaption, td small { color: var(--faint); }
-.faint, figcaption { font-size: 0.92rem; }
-.scroll { overflow-x: auto; margin: 0.4rem 0 0.3rem; border: 1px solid var(--line); border-radius: 6px; }
-.scroll:focus-visible { outline: 2px solid var(--link); }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 0.95rem; }
-p.caption { margin: 1.6rem 0 0; font-weight: 600; }
-th, td { padding: 0.35rem 0.7rem; text-align: right; vertical-align: top; }
-tbody tr { border-top: 1px solid var(--line); }
-td { white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { background: var(--panel); vertical-align: bottom; }
-tbody th { font-weight: 500; min-width: 8rem; position: sticky; left: 0; background: var(--paper); }
-td small { display: block; }
-.mark { font-weight: 600; color: var(--ink); }
-figure { margin: 1.5rem 0; }
-figure img { display: block; width: 100%; height: auto; background: #fff;
-  border: 1px solid var(--line); border-radius: 6px; }
-details { margin: 0.6rem 0; } summary { cursor: pointer; }
-@media print { .scroll { overflow: visible; border: 0; } }
-"""
+    return (
+        '<section id="environment"><h2>Environment</h2><details><summary>Machines and library versions</summary>'
+        f"{shown}</details></section>"
+    )

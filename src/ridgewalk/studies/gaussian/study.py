@@ -1,14 +1,16 @@
 """The paper's 2D Gaussian: covariance error against autocorrelation time, and the first samples."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from ridgewalk._io import write_atomically
 from ridgewalk.dynamics import Langevin
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.dense import Dense
@@ -23,6 +25,7 @@ from ridgewalk.studies.framework.comparison import (
     operator_matrix,
     run_chains,
     slowest_time,
+    slug,
     sweep_tasks,
 )
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task, save_figure
@@ -193,19 +196,73 @@ def measure(contender: Contender, step_size: float, settings: Settings) -> Gauss
     )
 
 
+class WalkRow(NamedTuple):
+    """The first steps of one chain of a sampler, adaptation included, at each of its step sizes."""
+
+    sampler: str
+    step_sizes: list[float]
+    positions: list[list[list[float]]]
+    """By step size and step: x and y."""
+
+
+WALKS = {"SGLD": (0.0006, 0.0012, 0.002, 0.0023), DENSE: (0.02, 0.05, 0.1, 0.2)}
+"""Step sizes at which the first steps are drawn; at the last, both samplers have about the same covariance error."""
+WALK_FILE = "walk.json"
+WALK_STEPS = 500
+WALK_START = (-0.25, 2.2)
+"""On the ridge, two standard deviations from the mode."""
+
+
+def walk(contender: Contender, settings: Settings) -> WalkRow:
+    """The first steps of a sampler at its step sizes of `WALKS`."""
+    step_sizes = WALKS[contender.name]
+    positions = []
+    for step_size in step_sizes:
+        result = run_chains(
+            contender.make(),
+            paper_gaussian().target,
+            jnp.asarray(WALK_START),
+            seed=settings.seed,
+            steps=WALK_STEPS,
+            step_size=step_size,
+            chains=1,
+            burn_in=0,
+        )
+        if result is None:
+            raise RuntimeError(f"{contender.name} at step size {step_size}: the chain diverged")
+        positions.append(np.round(np.asarray(result.positions, float)[0], 3).tolist())
+    return WalkRow(contender.name, list(step_sizes), positions)
+
+
+def _walk_tasks(settings: Settings) -> list[Task]:
+    def task(contender: Contender) -> Task:
+        about = {"sampler": contender.name, "step_sizes": WALKS[contender.name], "steps": WALK_STEPS}
+        about |= {"start": WALK_START, "seed": settings.seed}
+        return Task(f"walk-{slug(contender.name)}", about, lambda _: walk(contender, settings), WalkRow, 4.0, "walk")
+
+    return [task(contender) for contender in CONTENDERS if contender.name in WALKS]
+
+
+def save_walks(rows: Iterable[WalkRow], folder: Path) -> None:
+    """Write the chains that the page draws, in one line: they are data of a figure, not results."""
+    content = {"start": WALK_START, "walks": [row._asdict() for row in rows]}
+    write_atomically(folder / WALK_FILE, json.dumps(content, separators=(",", ":")).encode())
+
+
 def plan(settings: Settings) -> list[Task]:
-    """One task per sampler and step size, on its own grid and on the paper's."""
+    """One task per sampler and step size, on its own grid and on the paper's, and two for the chains of the page."""
 
     def seconds(contender: Contender) -> float:
         return 1.0 if contender.name == PRINTED else 2.0
 
     own = sweep_tasks(CONTENDERS, settings, measure, GaussianRow, prefix="own-grid-", seconds=seconds)
     paper = sweep_tasks(on_paper_grid(), settings, measure, GaussianRow, prefix="paper-grid-", seconds=seconds)
-    return [*own, *paper]
+    return [*own, *paper, *_walk_tasks(settings)]
 
 
-def assemble(settings: Settings, rows: Mapping[str, GaussianRow], folder: Path) -> Outcome:
+def assemble(settings: Settings, rows: Mapping[str, Any], folder: Path) -> Outcome:
     """Build both figures, the tables of both grids and the comparison."""
+    save_walks((row for row in rows.values() if isinstance(row, WalkRow)), folder)
     own = [row for name, row in rows.items() if name.startswith("own-grid-")]
     paper = [row for name, row in rows.items() if name.startswith("paper-grid-")]
     best = best_rows(own, lambda row: row.covariance_error)
