@@ -1,6 +1,8 @@
 """The command line: parses, then calls the library."""
 
+import os
 import sys
+import webbrowser
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +41,13 @@ def ridgewalk(
     """Bayesian deep learning that mixes."""
 
 
+def _has_screen() -> bool:
+    """Whether a browser would open in a window beside this terminal, not in it or on another machine."""
+    remote = "SSH_CONNECTION" in os.environ
+    windows = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return windows and not remote
+
+
 @app.command()
 def reproduce(
     studies: Annotated[
@@ -53,6 +62,10 @@ def reproduce(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes. Default: one per core, as memory allows.")
     ] = None,
+    show: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Open the page. Default: if there is a browser and a terminal."),
+    ] = None,
 ) -> None:
     """Run studies and write one self-contained page, index.html. If interrupted, rerun the same command to resume."""
     from ridgewalk._compilation import use_persistent_cache  # noqa: PLC0415  (loads JAX)
@@ -63,6 +76,8 @@ def reproduce(
         names = NAMES if not studies or "all" in studies else tuple(dict.fromkeys(studies))
         page = run_studies([load_study(name) for name in names], preset, out, workers)
         typer.echo(f"written to {page}")
+        if show or (show is None and sys.stdout.isatty() and _has_screen()):
+            webbrowser.open(page.resolve().as_uri())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

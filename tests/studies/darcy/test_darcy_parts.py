@@ -16,6 +16,7 @@ from ridgewalk.studies.darcy.problem import (
     ADAM,
     BEST,
     METHOD_NAMES,
+    PAPER_SIZE,
     SCALE_GRADIENTS,
     SGLD,
     MultiscaleRow,
@@ -167,7 +168,8 @@ def test_tables_have_the_papers_numbers_and_gaps():
     starts = [StartRow(seed, True, error, 1.0, 100, "a field") for seed, error in enumerate((1.4, 1.6))]
     found = runs({SGLD: 3.02, BEST: 0.6, ADAM: 0.5})
     results = Results.of([MultiscaleRow(5, [1, 2], [9.0, 3.0]), *starts, *found])
-    table = error_table(TINY, True, results, "caption")
+    settings = replace(TINY, size=PAPER_SIZE)
+    table = error_table(settings, True, results, "caption")
     first = dict(zip(table.columns, table.rows[1], strict=True))
     assert first[SGLD].paper == 3.04
     assert first[SGLD].mark == "equal"
@@ -177,7 +179,8 @@ def test_tables_have_the_papers_numbers_and_gaps():
     assert first["multiscale solver"].value == 9.0
     assert dict(zip(table.columns, table.rows[3], strict=True))[SGLD].paper is None, "the paper stops at 50 %"
     assert first["start"].value == 1.5
-    comparison = comparison_table(TINY, True, results)
+    assert comparison_table(TINY, True, results).rows[0][1].paper is None, "a reduced grid is not the paper's"
+    comparison = comparison_table(settings, True, results)
     assert [row[1].mark for row in comparison.rows] == ["better", "better", "better", None]
     assert all(row[2].mark == "better" and row[2].value < 0.25 for row in comparison.rows)
     assert comparison.rows[0][3].value == pytest.approx(0.61 / 1.5)

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import subprocess
-from html import escape
+from html import escape, unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -12,6 +12,7 @@ from tests.studies.framework.toy import toy_study
 from typer.testing import CliRunner
 
 from ridgewalk.cli import app
+from ridgewalk.studies.framework.claims import records_folder
 from ridgewalk.studies.framework.page import write_page
 from ridgewalk.studies.framework.runner import run_studies
 from ridgewalk.studies.framework.study import Preset
@@ -20,11 +21,19 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def records(tmp_path_factory):
+    """Committed records: a full-scale one of another study, and a reduced one of the toy."""
+    out = tmp_path_factory.mktemp("records")
+    run_studies([toy_study([], name="another")], Preset.paper, out, workers=1)
+    run_studies([toy_study([])], Preset.quick, out / "quick", workers=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, records):
     out = tmp_path_factory.mktemp("results")
     run_studies([toy_study([])], Preset.quick, out, workers=1)
-    run_studies([toy_study([], name="another")], Preset.paper, out, workers=1)
-    write_page(out)
+    write_page(out, records)
     return out
 
 
@@ -51,7 +60,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if not {"style", "script"} & set(self.open):
             self.text += data + " "
 
 
@@ -66,19 +75,18 @@ def test_the_page_stands_alone(folder, page):
     assert all(address.startswith(("data:", "#")) for address in page.addresses)
     assert "http://" not in text
     assert "https://" not in text
-    assert "<script" not in text
+    assert text.count("<script") == 1
     assert "url(" not in text
     assert len(page.images) == 2
-    assert all(image["src"].startswith("data:image/png;base64,iVBOR") and image["alt"] for image in page.images)
+    assert all(image["src"].startswith("data:image/") and image["alt"] for image in page.images)
     links = [address[1:] for address in page.addresses if address.startswith("#")]
-    assert links == ["another", "toy"]
+    assert links == ["main", "record", "record-another", "here", "here-toy", "environment"]
     assert set(links) <= set(page.ids)
 
 
-def test_tables_carry_the_numbers_of_the_metrics(folder, page):
-    for name in ("toy", "another"):
-        metrics = json.loads((folder / name / "metrics.json").read_text())
-        assert metrics["seconds"] in page.numbers
+def test_tables_carry_the_numbers_of_the_metrics(folder, records, page):
+    for path in (folder / "toy", records / "another"):
+        metrics = json.loads((path / "metrics.json").read_text())
         for value in metrics["numbers"]["values"]:
             assert value in page.numbers
         for section in metrics["report"]["sections"]:
@@ -86,22 +94,43 @@ def test_tables_carry_the_numbers_of_the_metrics(folder, page):
                 for cell in (cell for row in table["rows"] for cell in row if isinstance(cell, dict)):
                     kept = [cell[key] for key in ("value", "se", "paper") if cell[key] is not None]
                     assert set(kept) <= set(page.numbers)
+    assert json.loads((folder / "toy" / "metrics.json").read_text())["seconds"] in page.numbers
 
 
 def test_words_say_what_colours_would(page):
-    assert {"✓ better", "= equal", "✗ worse"} <= set(re.findall(r"[✓=✗] \w+", page.text))
-    assert "Of 7 values also reported in the paper: 2 ✓ better, 1 = equal, 4 ✗ worse." in page.text
-    for said in (
-        "all diverged",
-        "size <2>",
-        "Made of <tasks>.",
-        "Cost",
-        "Reduced: fewer sizes.",
-        "Full scale.",
-        "float64",
-    ):
+    assert {"✓ better", "✗ worse"} <= set(re.findall(r"[✓=✗] \w+", page.text))
+    assert "1 ✓ better, 0 = equal, 3 ✗ worse, of 4 values that the paper reports" in page.text
+    for said in ("all diverged", "size <2>", "Made of <tasks>.", "Cost", "Reduced: fewer sizes.", "Full scale."):
         assert said in page.text, said
+    assert "float64" in page.text
     assert "ridgewalk reproduce toy --preset quick" in page.text
+
+
+def test_a_reduced_run_is_compared_with_its_record_and_not_with_the_paper(folder, records, page):
+    assert "the run (1 study) agrees with the committed record of the same settings: 4 of 4 numbers" in page.text
+    reduced = json.loads((folder / "toy" / "metrics.json").read_text())
+    cells = [c for row in table(reduced)["rows"] for c in row if isinstance(c, dict)]
+    assert all(cell["paper"] is None and cell["mark"] is None for cell in cells)
+    full = json.loads((records / "another" / "metrics.json").read_text())
+    assert any(cell["paper"] for row in table(full)["rows"] for cell in row if isinstance(cell, dict))
+
+
+def test_a_run_that_differs_from_its_record_says_so(folder, records, tmp_path):
+    shutil.copytree(records, tmp_path / "records")
+    path = tmp_path / "records" / "quick" / "toy" / "metrics.json"
+    content = json.loads(path.read_text())
+    for row in table(content)["rows"][:2]:
+        row[1]["value"] += 1.0
+    path.write_text(json.dumps(content))
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    text = Page(write_page(run, tmp_path / "records").read_text()).text
+    assert "differs from the committed record of the same settings: 2 of 4 numbers" in text
+    assert "Numbers outside the noise (2)" in text
+    content["settings"]["factor"] = 5.0
+    path.write_text(json.dumps(content))
+    text = Page(write_page(run, tmp_path / "records").read_text()).text
+    assert "no record of these settings" in text
 
 
 def test_the_command_writes_the_page_and_says_what_is_missing(folder, tmp_path):
@@ -176,7 +205,7 @@ def test_metrics_that_no_study_writes_are_refused(tmp_path, change):
     assert (tmp_path / "index.html").read_text() == before
 
 
-def test_text_of_the_metrics_is_escaped(tmp_path):
+def test_text_of_the_metrics_is_escaped(tmp_path, records):
     run_studies([toy_study([])], Preset.quick, tmp_path, workers=1)
     path = tmp_path / "toy" / "metrics.json"
     content = json.loads(path.read_text())
@@ -192,9 +221,9 @@ def test_text_of_the_metrics_is_escaped(tmp_path):
         return value
 
     path.write_text(json.dumps(everywhere(content)))
-    text = write_page(tmp_path).read_text()
+    text = write_page(tmp_path, records).read_text()
     assert escape(SCRIPT) in text
-    assert "<script" not in text
+    assert text.count("<script") == 1
     assert Page(text).open == []
 
 
@@ -210,6 +239,7 @@ PROBE = """<!DOCTYPE html><title>probe</title><body>{frames}<script>
 addEventListener("load", () => {{
   const seen = [...document.querySelectorAll("iframe")].map(frame => {{
     const page = frame.contentDocument, images = [...page.images];
+    page.querySelectorAll("details").forEach(part => {{ part.open = true; }});
     return {{ images: images.length, loaded: images.filter(i => i.complete && i.naturalWidth > 0).length,
       tables: page.querySelectorAll("table").length, wide: page.documentElement.scrollWidth - frame.clientWidth }};
   }});
@@ -219,8 +249,8 @@ addEventListener("load", () => {{
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; on Debian `apt-get install chromium` brings one")
-def test_a_browser_loads_every_image_without_complaint_and_nothing_is_wider_than_a_phone(folder, tmp_path):
-    text = escape((folder / "index.html").read_text())
+def test_a_browser_loads_every_image_without_complaint_and_nothing_is_wider_than_a_phone(folder, records, tmp_path):
+    text = escape(write_page(folder, records).read_text())
     frames = "".join(
         f'<iframe style="border:0;width:{width}px;height:800px" srcdoc="{text}"></iframe>' for width in (390, 1200)
     )
@@ -241,5 +271,34 @@ def test_a_browser_loads_every_image_without_complaint_and_nothing_is_wider_than
     seen = json.loads(re.search(r"<pre>(.*?)</pre>", done.stdout).group(1))
     for frame in seen:
         assert frame["images"] == frame["loaded"] == 2
-        assert frame["tables"] == 8
+        assert frame["tables"] == 9
         assert frame["wide"] <= 0
+
+
+AXE = """<script>{axe}</script><script>
+addEventListener("load", async () => {{
+  document.querySelectorAll("details").forEach(part => {{ part.open = true; }});
+  const found = await axe.run(document);
+  const seen = found.violations.map(rule => [rule.id, rule.nodes[0].html.slice(0, 200)]);
+  document.body.replaceChildren(Object.assign(document.createElement("pre"), {{ textContent: JSON.stringify(seen) }}));
+}});
+</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None or shutil.which("npm") is None, reason="needs Chromium and npm")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_axe_finds_nothing_on_the_page_of_the_committed_records(tmp_path, width):
+    done = subprocess.run(["npm", "install", "axe-core@4"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"axe-core cannot be installed: {done.stderr[-200:]}")
+    axe = (tmp_path / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    text = write_page(shutil.copytree(records_folder(), tmp_path / "records")).read_text()
+    assert len(text) < 1_500_000
+    (tmp_path / "page.html").write_text(text.replace("</body>", AXE.format(axe=axe)))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={tmp_path / 'profile'}"]
+    flags += [f"--window-size={width},800", "--virtual-time-budget=60000", "--dump-dom"]
+    done = subprocess.run(
+        [CHROMIUM, *flags, (tmp_path / "page.html").as_uri()], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert json.loads(unescape(re.search(r"<pre>(.*?)</pre>", done.stdout).group(1))) == []

@@ -1,5 +1,7 @@
 """The Gaussian study: its claims, its comparison against answers known beforehand, and its report."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,9 @@ def test_the_report_says_what_diverged(tmp_path):
     rows = {}
     for task in study.plan(settings):
         known = task.settings
+        if task.name.startswith("walk-"):
+            rows[task.name] = study.WalkRow(known["sampler"], [0.1], [[[0.0, 1.0]]])
+            continue
         lost = known["sampler"] == PRINTED or (known["sampler"] == "SGLD" and known["step_size"] > 0.003)
         rows[task.name] = _row(known["sampler"], known["step_size"], 0.01, 40, diverged=4 * lost, **known["options"])
     outcome = study.assemble(settings, rows, tmp_path)
@@ -93,6 +98,7 @@ def test_the_report_says_what_diverged(tmp_path):
     assert printed.columns[1:] == ("0.02", "0.016", "0.0128", "0.008192")
     assert pytest.approx((0.02, 0.016, 0.0128, 0.008192)) == PAPER_GRID
     assert len(claims.rows) == 5
-    assert {path.name for path in tmp_path.iterdir()} == {"samples.png", "errors.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"samples.png", "errors.png", "walk.json"}
+    assert [walk["sampler"] for walk in json.loads((tmp_path / "walk.json").read_text())["walks"]] == ["SGLD", DENSE]
     diverged = next(row for row in outcome.numbers["own_grids"] if row["sampler"] == PRINTED)
     assert "covariance_error" not in diverged

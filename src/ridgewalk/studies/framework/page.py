@@ -170,7 +170,9 @@ def _claims(found: list[Claim]) -> str:
         f'<p class="why">{escape(claim.sentence)} <a href="#record-{escape(claim.study)}">The study</a></p></article>'
         for claim in found
     )
-    return f'<section id="claims" aria-label="Claims"><div class="claims">{cards}</div></section>'
+    return (
+        f'<section id="claims"><h2 class="unseen">What the record shows</h2><div class="claims">{cards}</div></section>'
+    )
 
 
 def _full_scale(records: list[Record]) -> str:
@@ -279,7 +281,10 @@ def table(content: Table) -> str:
 
     Roles are written out: as cards the elements are no table for the browser, but still for a screen reader.
     """
-    head = "".join(f'<th scope="col" role="columnheader">{escape(column)}</th>' for column in content.columns)
+    unnamed = '<span class="unseen">row</span>'
+    head = "".join(
+        f'<th scope="col" role="columnheader">{escape(column) or unnamed}</th>' for column in content.columns
+    )
     names = [escape(column) for column in content.columns[1:]]
     body = "".join(
         f'<tr role="row"><th scope="row" role="rowheader">{_cell(row[0])}</th>'
@@ -292,7 +297,7 @@ def table(content: Table) -> str:
     )
     caption = escape(content.caption)
     return (
-        f'<p class="caption">{caption}</p><div class="scroll" role="region" tabindex="0" aria-label="{caption}">'
+        f'<p class="caption">{caption}</p><div class="scroll" role="group" tabindex="0" aria-label="{caption}">'
         f'<table role="table" aria-label="{caption}"><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
         f'<tbody role="rowgroup">{body}</tbody></table></div>'
         f"{paragraph(content.note, 'faint')}"
@@ -339,8 +344,8 @@ def _study(record: Record, place: str) -> str:
     counts = _counts([record])
     about = f"{record.preset} preset, {record.seconds / 60:,.1f} min of compute" + (f"; {counts}" if counts else "")
     return (
-        f'<details id="{place}-{escape(record.name)}"><summary>{escape(record.report.title)} <small>{about}</small>'
-        f"</summary>{''.join(blocks)}<details><summary>Settings</summary>{shown}</details></details>"
+        f'<details id="{place}-{escape(record.name)}"><summary>{escape(record.report.title)} '
+        f"<small>{escape(about)}</small></summary>{''.join(blocks)}<details><summary>Settings</summary>{shown}</details></details>"
     )
 
 
@@ -359,7 +364,7 @@ def _embedded(content: Picture, folder: Path) -> str:
         raise ValueError(f"{path}: not a PNG image; run the study again")
     kind, data = _smaller(image)
     return (
-        f'<figure><img loading="lazy" alt="{escape(content.alt)}" src="data:image/{kind};base64,'
+        f'<figure><img alt="{escape(content.alt)}" src="data:image/{kind};base64,'
         f'{base64.b64encode(data).decode()}"><figcaption>{escape(content.caption)}</figcaption></figure>'
     )
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ridgewalk._io import sole_writer, write_atomically
 from ridgewalk.studies.framework.page import print_tables, write_page
-from ridgewalk.studies.framework.study import Preset, Report, Study, Task, to_json
+from ridgewalk.studies.framework.study import Cell, Number, Preset, Report, Section, Study, Task, to_json
 from ridgewalk.studies.framework.tasks import Assignment, Completed, TaskCache, WorkerPool
 
 
@@ -56,6 +56,7 @@ class StudyRun:
         outcome = self.study.assemble(self.settings, in_order, self.folder)
         seconds = {name: self.completed[name].seconds for name in self.plan}
         name, preset = self.study.name, self.preset
+        report = outcome.report if preset is Preset.paper else without_paper(outcome.report)
         record = {
             "study": name,
             "preset": preset.value,
@@ -68,10 +69,27 @@ class StudyRun:
                 for task in self.plan.values()
             },
             "numbers": outcome.numbers,
-            "report": to_json(outcome.report),
+            "report": to_json(report),
         }
         write_record(self.folder, record)
-        return outcome.report
+        return report
+
+
+def without_paper(report: Report) -> Report:
+    """The report without the paper's values and the marks against them: a reduced run is not comparable with it."""
+
+    def cell(found: Cell) -> Cell:
+        if isinstance(found, Number) and found.paper is not None:
+            return dataclasses.replace(found, paper=None, mark=None)
+        return found
+
+    def section(part: Section) -> Section:
+        tables = (
+            dataclasses.replace(table, rows=tuple(tuple(map(cell, row)) for row in table.rows)) for table in part.tables
+        )
+        return dataclasses.replace(part, tables=tuple(tables))
+
+    return dataclasses.replace(report, sections=tuple(map(section, report.sections)))
 
 
 def run_studies(studies: Sequence[Study], preset: Preset, out: Path, workers: int | None = None) -> Path:
@@ -231,8 +249,11 @@ class TaskProgress:
         self.running[run.study.name].remove(task.name)
         if self.display is None:
             count = f"{len(run.completed)}/{len(run.plan)}"
+            seconds, left = run.completed[task.name].seconds, remaining_seconds(self.runs, self.workers)
             self.console.print(
-                f"{run.study.name} {count}: {task.name}, {run.completed[task.name].seconds:.1f} s", highlight=False
+                f"{run.study.name} {count}: {task.name}, {seconds:.1f} s; {duration(left)} left in all",
+                highlight=False,
+                soft_wrap=True,
             )
         self._show(run)
 

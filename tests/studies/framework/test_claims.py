@@ -1,0 +1,67 @@
+"""The claims of the committed records: their numbers are in the records, and a record that is missing is left out."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from ridgewalk.studies.framework.charts import Bar, Field, bar_chart, field_figure
+from ridgewalk.studies.framework.claims import CLAIMS, claims, records_folder
+from ridgewalk.studies.framework.study import NAMES, read_records
+
+
+@pytest.fixture(scope="module")
+def found():
+    return claims(read_records(records_folder(), NAMES))
+
+
+def test_every_claim_has_a_number_a_sentence_and_a_figure(found):
+    assert {"gaussian", "permeability"} <= {claim.study for claim in found} <= set(CLAIMS) <= set(NAMES)
+    for claim in found:
+        assert claim.number.value is not None
+        assert claim.sentence.endswith(".")
+        assert "<figure" in claim.figure
+
+
+def test_the_gaussian_claim_is_the_recorded_ratio_and_both_chains_are_drawn(found):
+    claim = next(claim for claim in found if claim.study == "gaussian")
+    recorded = json.loads((records_folder() / "gaussian" / "metrics.json").read_text())["numbers"]
+    known = recorded["faster_at_no_more_error"]
+    assert claim.number.value == known["sgld_time"] / known["hasgld_time"]
+    assert f"{known['sgld_time']:.0f}" in claim.sentence
+    assert claim.figure.count("<polyline") == 2
+
+
+def test_records_without_the_data_of_a_figure_make_no_claim(found, tmp_path):
+    (record,) = [record for record in read_records(records_folder(), NAMES) if record.name == "gaussian"]
+    assert claims([record._replace(folder=tmp_path)]) == []
+    assert claims([]) == []
+
+
+def field():
+    truth = np.arange(12.0).reshape(3, 4)
+    return Field(truth, truth + 0.5, truth - [[0.0], [0.0], [-0.9]], truth + 1.0)
+
+
+def test_the_field_is_read_from_its_data_and_drawn_with_the_first_row_below():
+    assert field().inside == pytest.approx(2 / 3)
+    text = field_figure(field(), "flux <x>", "90 %")
+    assert "flux &lt;x&gt;" in text
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', text)[1])
+    assert np.allclose(np.array(data["truth"]) * data["unit"], field().truth.ravel(), atol=2 * data["unit"])
+    assert "Row 2, column 3: predicted 6.5, 90 % interval 6 to 7, true 6 (inside)." in text
+
+
+def test_bars_are_proportional_and_logarithmic_over_decades():
+    def widths(*values):
+        bars = [Bar(f"b{value}", value, f"{value:g}") for value in values]
+        return [float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)"', bar_chart(bars, "draws"))]
+
+    assert widths(1.0, 2.0, 4.0) == [80.0, 160.0, 320.0]
+    short, middle, long = widths(1.0, 10.0, 100.0)
+    assert long == 320.0
+    assert middle - short == pytest.approx(long - middle, abs=0.2)
+    HTMLParser().feed(bar_chart([Bar("<b>", 1.0, "1", ours=True)], "a & b"))
+    assert "&lt;b&gt;" in bar_chart([Bar("<b>", 1.0, "1")], "axis")
