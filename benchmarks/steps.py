@@ -1,22 +1,41 @@
-"""The cost of a step, side by side in one run: ours, BlackJAX's and posteriors' SGLD, and every form of HASGLD-SA.
+"""The cost of a step: SGLD against BlackJAX's and posteriors', and the forms of HASGLD-SA as multiples of SGLD.
 
-    make benchmark        (installs the peers: BlackJAX, and posteriors with PyTorch)
+    python benchmarks/steps.py [peers] [logistic] [network] [large] [--against TREE] [--rounds N]
 
-Times depend on the machine; the ratios are the result.
+Without a section all are run; `make benchmark` installs the peers (BlackJAX, and posteriors with PyTorch). The cases of
+a section are timed in turn, round after round, so that all of them see the same machine; times depend on it, the ratios
+are the result. `--against` names another checkout, whose cases are timed in turn with these by a process of its own.
 """
 
+import argparse
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import ridgewalk as rw
-from ridgewalk.studies.logistic import logistic_regression
-from timing import per_step
+from timing import seconds
 
 BATCH = 100
+LONG = 10.0
+"""Seconds of a timed run, from which on one round must do."""
+
+
+class Case(NamedTuple):
+    """A run of n steps, and the number of steps that is timed, which holds whole periods of the curvature."""
+
+    run: Callable[[int], Any]
+    steps: int
 
 
 def run_ours(
@@ -40,9 +59,17 @@ def run_ours(
     return run
 
 
-def run_blackjax(target: rw.Posterior, start: jax.Array, step_size: float, *, ahead: bool) -> Callable[[int], Any]:
-    """BlackJAX's SGLD in a `lax.scan` written by hand; `ahead` draws all batch indices before the loop."""
-    import blackjax
+def run_blackjax(
+    target: rw.Posterior, start: jax.Array, step_size: float, *, ahead: bool
+) -> Callable[[int], Any] | None:
+    """BlackJAX's SGLD in a `lax.scan` written by hand, or None where it is not installed.
+
+    `ahead` draws all batch indices before the loop.
+    """
+    try:
+        import blackjax
+    except ImportError:
+        return None
 
     def gradient(position: jax.Array, batch: Any) -> jax.Array:
         return jax.grad(lambda p: -target.potential(p, batch))(position)
@@ -72,7 +99,6 @@ def run_blackjax(target: rw.Posterior, start: jax.Array, step_size: float, *, ah
 def run_posteriors(target: rw.Posterior, start: jax.Array, step_size: float) -> Callable[[int], Any] | None:
     """posteriors' SGLD in its Python loop, or None where PyTorch is not installed."""
     try:
-        import numpy as np
         import posteriors
         import torch
     except ImportError:
@@ -121,91 +147,166 @@ def network(widths: tuple[int, ...], size: int = 512) -> tuple[rw.Posterior, dic
     return rw.Posterior(log_prior, log_likelihood, data), start
 
 
-def shares(target: rw.Posterior, start: Any, batch_size: int, steps: int) -> tuple[float, float]:
-    """Seconds of one draw of noise and of one gradient, each alone in a compiled loop."""
-    kernel = rw.build_kernel(rw.sgld(), target, start)
-    flat = kernel.draw(jax.random.key(0))
-    scattered = 7_919 * jnp.arange(batch_size)
+def logistic() -> tuple[rw.Posterior, jax.Array]:
+    """50-dimensional logistic regression with 10,000 examples and a Hessian of condition number about 1e5."""
+    rng = np.random.default_rng(0)
+    scale = np.logspace(-1, 0.5, 50)
+    features = rng.multivariate_normal(
+        np.zeros(50), 0.95 ** np.abs(np.subtract.outer(np.arange(50), np.arange(50))), size=10_000
+    )
+    truth = rng.normal(size=50) / scale / np.sqrt(50)
+    labels = rng.uniform(size=10_000) < 1 / (1 + np.exp(-(features * scale) @ truth))
 
-    def noise(steps: int, total: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(
-            0, steps, lambda k, t: t + kernel.draw(jax.random.fold_in(jax.random.key(0), k)), total
-        )
+    def log_prior(weights: jax.Array) -> jax.Array:
+        return -jnp.sum(weights**2) / 200
 
-    def gradient(steps: int, position: Any) -> Any:
-        def body(k: Any, p: Any) -> Any:
-            batch = jax.tree.map(lambda x: x[(scattered + k) % target.size], target.data)
-            return jax.tree.map(lambda a, g: a - 1e-9 * g, p, jax.grad(target.potential)(p, batch))
+    def log_likelihood(weights: jax.Array, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        logits = batch[0] @ weights
+        return batch[1] * logits - jax.nn.softplus(logits)
 
-        return jax.lax.fori_loop(0, steps, body, position)
-
-    draw, slope = jax.jit(noise), jax.jit(gradient)
-    return per_step(lambda n: draw(n, jnp.zeros_like(flat)), steps), per_step(lambda n: slope(n, start), steps)
+    data = (jnp.asarray(features * scale, jnp.float32), jnp.asarray(labels, jnp.float32))
+    return rw.Posterior(log_prior, log_likelihood, data), jnp.asarray(truth, jnp.float32)
 
 
-def compare_sgld() -> None:
-    problem = logistic_regression()
-    target, start = problem.target, jnp.asarray(problem.mode, jnp.float32)
-    assert isinstance(target, rw.Posterior)
-    steps, step_size = 10_000, 1e-5
+def peers() -> dict[str, Case]:
+    """SGLD of three libraries on the logistic regression."""
+    target, start = logistic()
+    step_size = 1e-5
     runs = {
-        "ridgewalk": per_step(run_ours(rw.sgld(), target, start, step_size, BATCH), steps),
-        "BlackJAX, lax.scan": per_step(run_blackjax(target, start, step_size, ahead=False), steps),
-        "BlackJAX, lax.scan, batches drawn ahead": per_step(run_blackjax(target, start, step_size, ahead=True), steps),
+        "SGLD": run_ours(rw.sgld(), target, start, step_size, BATCH),
+        "BlackJAX, lax.scan": run_blackjax(target, start, step_size, ahead=False),
+        "BlackJAX, lax.scan, batches drawn ahead": run_blackjax(target, start, step_size, ahead=True),
+        "posteriors (PyTorch), its loop": run_posteriors(target, start, step_size),
     }
-    theirs = run_posteriors(target, start, step_size)
-    if theirs is not None:
-        runs["posteriors (PyTorch), its loop"] = per_step(theirs, 1_000)
-    print("SGLD, 50-d logistic regression, batch 100")
-    for name, cost in runs.items():
-        print(f"  {name:42s} {cost * 1e6:9.1f} µs a step   {cost / runs['ridgewalk']:7.2f} x")
+    return {name: Case(run, 1_000 if "PyTorch" in name else 40_000) for name, run in runs.items() if run is not None}
 
 
-class Form(NamedTuple):
-    """A form of HASGLD-SA, and a number of steps that holds whole periods of its curvature."""
+def forms(target: rw.Posterior, start: Any, batch_size: int, steps: int, *, dense: bool = False) -> dict[str, Case]:
+    """SGLD, SGHMC and the forms of HASGLD-SA."""
+    known = str(inspect.signature(rw.hasgld_sa))
+    limited = "snapshot_lbfgs" if "snapshot_lbfgs" in known else "limited"  # its name in older checkouts
+    samplers = {
+        "SGLD": (rw.sgld(), 1),
+        "SGHMC": (rw.sghmc(friction=0.1), 1),
+        "L-BFGS snapshots M=2, a pair every step": (rw.hasgld_sa(form=limited, memory=2), 1),  # type: ignore[arg-type]
+        "L-BFGS snapshots M=2, a pair every 10 steps": (
+            rw.hasgld_sa(form=limited, memory=2, curvature_every=10),  # type: ignore[arg-type]
+            10,
+        ),
+        "low rank R=20, a product every step": (rw.hasgld_sa(form="low_rank"), 24),
+        "low rank R=20, a product every 10 steps": (rw.hasgld_sa(form="low_rank", curvature_every=10), 240),
+    }
+    if dense:
+        samplers |= {
+            "dense, a pair every step": (rw.hasgld_sa(form="dense"), 1),
+            "dense, a pair every 10 steps": (rw.hasgld_sa(form="dense", curvature_every=10), 10),
+        }
+    return {
+        name: Case(run_ours(sampler, target, start, 1e-6, batch_size), math.ceil(steps / period) * period)
+        for name, (sampler, period) in samplers.items()
+    }
 
-    sampler: rw.Sampler
-    period: int = 1
+
+SECTIONS: dict[str, tuple[str, Callable[[], dict[str, Case]]]] = {
+    "peers": ("SGLD, 50-d logistic regression, batch 100", peers),
+    "logistic": ("d = 50, logistic regression, batch 100", lambda: forms(*logistic(), BATCH, 40_000, dense=True)),
+    "network": ("d = 10⁴, dense network, batch 50", lambda: forms(*network((32, 96, 70)), 50, 2_400)),
+    "large": ("d = 2.5·10⁶, dense network, batch 50", lambda: forms(*network((625, 100, 484, 5_000)), 50, 24)),
+}
 
 
-def compare_forms(
-    name: str, target: rw.Posterior, start: Any, batch_size: int, steps: int, repeats: int, forms: dict[str, Form]
-) -> None:
-    noise, gradient = shares(target, start, batch_size, steps)
-    base = per_step(run_ours(rw.sgld(), target, start, 1e-6, batch_size), steps, repeats)
-    alone = f"noise alone {noise * 1e6:,.0f}, gradient alone {gradient * 1e6:,.0f}"
-    print(f"\n{name}: SGLD {base * 1e6:,.0f} µs a step; {alone}")
-    print(f"  {'form':42s}{'multiple of SGLD':>18s}{'noise':>8s}{'gradient':>10s}{'curvature, products':>21s}")
-    for form, (sampler, period) in forms.items():
-        whole = -(-steps // period) * period
-        cost = per_step(run_ours(sampler, target, start, 1e-6, batch_size), whole, repeats if whole == steps else 1)
-        rest = 1 - (noise + gradient) / cost
-        print(f"  {form:42s}{cost / base:16.2f} x{noise / cost:8.0%}{gradient / cost:10.0%}{rest:21.0%}", flush=True)
+def time_twice(case: Case) -> tuple[float, float]:
+    """Seconds of n and of 2 n steps."""
+    return seconds(lambda: case.run(case.steps)), seconds(lambda: case.run(2 * case.steps))
+
+
+def serve(section: str) -> None:
+    """Print the names of a section's cases; then for each name that is read, seconds of a short and of a long run."""
+    cases = SECTIONS[section][1]()
+    print(json.dumps(list(cases)), flush=True)
+    compiled = set()
+    for line in sys.stdin:
+        name = line.strip()
+        if name not in compiled:
+            time_twice(cases[name])
+            compiled.add(name)
+        print(json.dumps([cases[name].steps, *time_twice(cases[name])]), flush=True)
+
+
+class Worker:
+    """A process that times the cases of a section with the package of a checkout."""
+
+    def __init__(self, tree: Path, section: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(tree.resolve() / "src")}
+        command = [sys.executable, __file__, "--worker", section]
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.names: list[str] = self.answer()
+        self.times: dict[str, list[list[float]]] = {name: [] for name in self.names}
+
+    def answer(self) -> Any:
+        """What the process says next."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process of the timings ended with exit code {self.process.wait()}")
+        return json.loads(line)
+
+    def time(self, name: str) -> None:
+        """Time a short and a long run of a case."""
+        assert self.process.stdin is not None
+        print(name, file=self.process.stdin, flush=True)
+        self.times[name].append(self.answer())
+
+    def per_step(self, name: str) -> float:
+        """Seconds per step: the slope between the short and the long runs, of each the least time."""
+        n, short, long = np.min(self.times[name], axis=0)
+        return float((long - short) / n)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(section: str, trees: list[Path], rounds: int) -> None:
+    """Time the cases of a section in turn and print them."""
+    print(f"\n{SECTIONS[section][0]}", flush=True)
+    workers = [Worker(tree, section) for tree in trees]
+    names = [name for name in workers[0].names if all(name in worker.names for worker in workers)]
+    for i in range(rounds):
+        for name in names:
+            for worker in workers if i % 2 == 0 else reversed(workers):
+                if i == 0 or worker.times[name][0][2] < LONG:
+                    worker.time(name)
+            print(f"  timed, round {i + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
+    base = workers[0].per_step(names[0])
+    for name in names:
+        cost, *other = (worker.per_step(name) for worker in workers)
+        line = f"  {name:44s}{cost * 1e6:12,.1f} µs a step {cost / base:7.2f} x {names[0]}"
+        print(line + "".join(f" {cost / one:9.3f} x the other tree's {one * 1e6:,.1f} µs" for one in other), flush=True)
+    for worker in workers:
+        worker.close()
 
 
 def main() -> None:
-    compare_sgld()
-    problem = logistic_regression()
-    assert isinstance(problem.target, rw.Posterior)
-    limited = {
-        "limited M=2, a pair every step": Form(rw.hasgld_sa(form="snapshot_lbfgs", memory=2)),
-        "limited M=2, a pair every 10 steps": Form(rw.hasgld_sa(form="snapshot_lbfgs", memory=2, curvature_every=10)),
-    }
-    low_rank = {
-        "low rank R=20, a product every step": Form(rw.hasgld_sa(form="low_rank"), 24),
-        "low rank R=20, a product every 10 steps": Form(rw.hasgld_sa(form="low_rank", curvature_every=10), 240),
-    }
-    dense = {
-        "dense, a pair every step": Form(rw.hasgld_sa(form="dense")),
-        "dense, a pair every 10 steps": Form(rw.hasgld_sa(form="dense", curvature_every=10)),
-    }
-    start = jnp.asarray(problem.mode, jnp.float32)
-    name = "d = 50, logistic regression, batch 100"
-    compare_forms(name, problem.target, start, BATCH, 10_000, 5, dense | limited | low_rank)
-    target, weights = network((32, 96, 70))
-    compare_forms("d = 10⁴, dense network, batch 50", target, weights, 50, 1_200, 3, limited | low_rank)
-    target, weights = network((625, 100, 484, 5_000))
-    compare_forms("d = 2.5·10⁶, dense network, batch 50", target, weights, 50, 120, 2, limited | low_rank)
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--against", type=Path, help="another checkout, timed in turn with this one")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--worker", choices=SECTIONS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker is not None:
+        serve(given.worker)
+        return
+    if unknown := set(given.sections) - set(SECTIONS):
+        parser.error(f"SECTION {unknown.pop()!r} is unknown; use some of {', '.join(SECTIONS)}")
+    trees = [Path(__file__).parents[1], *([given.against] if given.against else [])]
+    for section in given.sections or SECTIONS:
+        compare(section, trees, given.rounds)
 
 
 if __name__ == "__main__":
