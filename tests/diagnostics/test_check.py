@@ -403,7 +403,16 @@ def faulty(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["step_size", "gradient_noise", "low_ess", "burn_in", "sampler", "preconditioner", "diverged"]
+    "name",
+    [
+        "step_size",
+        "gradient_noise",
+        pytest.param("low_ess", marks=pytest.mark.slow),
+        "burn_in",
+        "sampler",
+        "preconditioner",
+        "diverged",
+    ],
 )
 def test_the_advice_printed_is_runnable_and_leads_out(name):
     result, target, start = faulty(name)

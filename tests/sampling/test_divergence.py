@@ -137,7 +137,8 @@ print(sorted(places))
 
 
 def test_parallel_chains_run_on_their_own_devices():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags}
     code = [sys.executable, "-c", PARALLEL, str(Path(__file__).parents[2])]
     done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[0, 1]"

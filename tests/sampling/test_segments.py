@@ -276,7 +276,7 @@ def test_every_leaf_name_is_resumed(tmp_path):
 
 
 def test_many_chains_make_few_files(tmp_path):
-    options = {"start": jnp.zeros((3000, 3)), "start_per_chain": True, "chains": 3000, "steps": 3}
+    options = {"start": jnp.zeros((500, 3)), "start_per_chain": True, "chains": 500, "steps": 3}
     assert_same_run(run(**options), run(**options, checkpoint=tmp_path, checkpoint_every=1))
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) < 6
 

@@ -62,8 +62,15 @@ def test_samplers_without_an_adaptive_preconditioner(sampler):
     assert complaints(flat_draws(result), np.zeros(3), covariance, bias=0.0 if exact else 0.1) == []
 
 
-@pytest.mark.parametrize("sampler", [rw.hasgld_sa(), rw.auto()])
-@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(
+    ("sampler", "centred"),
+    [
+        (rw.hasgld_sa(), False),
+        (rw.auto(), True),
+        pytest.param(rw.hasgld_sa(), True, marks=pytest.mark.slow),
+        pytest.param(rw.auto(), False, marks=pytest.mark.slow),
+    ],
+)
 def test_minibatches(sampler, centred):
     """The bias is small; that measured noise is subtracted is tested below, its effect here is within the allowance."""
     target = rw.control_variates(REGRESSION.target, jnp.zeros(3)) if centred else REGRESSION.target
@@ -130,17 +137,19 @@ def test_models_of_the_zoo_agree_or_check_says_so(case, sampler):
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch_size": 40},
+        {"batch_size": 40, "sampler": rw.sghmc()},
+        pytest.param({"batch_size": 40}, marks=pytest.mark.slow),
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"batch_size": 40, "replacement": False}, marks=pytest.mark.slow),
     ],
 )
-def test_chunks_and_chain_methods_do_not_change_the_draws(monkeypatch, options):
-    settings = {"steps": 600, "burn_in": 450, "chains": 2, **options}
-    whole = sample(rw.auto(), REGRESSION.target, jnp.ones(3), **settings)
+def test_chunks_do_not_change_the_draws(monkeypatch, options):
+    sampler = options.get("sampler", rw.auto())
+    settings = {"steps": 600, "burn_in": 450, "chains": 2} | {k: v for k, v in options.items() if k != "sampler"}
+    whole = sample(sampler, REGRESSION.target, jnp.ones(3), **settings)
     monkeypatch.setattr(loop, "LONGEST_BLOCK", 8)
     monkeypatch.setattr(runner, "LONGEST_CHUNK", 70)
-    assert_same_run(whole, sample(rw.auto(), REGRESSION.target, jnp.ones(3), **settings))
+    assert_same_run(whole, sample(sampler, REGRESSION.target, jnp.ones(3), **settings))
 
 
 @pytest.mark.parametrize("stop", [50, 150, 300, 480])
@@ -185,8 +194,8 @@ def test_a_resumed_run_keeps_its_burn_in(tmp_path):
     ("sampler", "target"),
     [
         (rw.pruned(rw.hasgld_sa(), 0.5, stop=300, leaves=lambda name, shape: True), REGRESSION.target),
-        (rw.hasgld_sa(), rw.svrg(REGRESSION.target, every=20)),
-        (rw.hasgld_sa(form="snapshot_lbfgs"), REGRESSION.target),
+        pytest.param(rw.hasgld_sa(), rw.svrg(REGRESSION.target, every=20), marks=pytest.mark.slow),
+        pytest.param(rw.hasgld_sa(form="snapshot_lbfgs"), REGRESSION.target, marks=pytest.mark.slow),
         (rw.sgrld(lambda x: jnp.ones(3)), REGRESSION.target),
         (rw.sghmc(preconditioner=rw.rescaled(rw.SnapshotLBFGS(memory=2), "auto")), REGRESSION.target),
         (
@@ -293,10 +302,10 @@ def test_phases_and_windows():
 
 def test_equal_results_for_equal_settings():
     """A sampler given twice gives the same draws: nothing of warm-up is kept outside its state."""
-    one, other = (sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=600, chains=1) for _ in range(2))
+    one, other = (sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=1_000) for _ in range(2))
     assert_same_run(one, other)
     changed = dataclasses.replace(rw.auto(), pruning=None)
-    assert_same_run(one, sample(changed, GAUSSIAN, jnp.asarray(MEAN), steps=600, chains=1))
+    assert_same_run(one, sample(changed, GAUSSIAN, jnp.asarray(MEAN), steps=1_000))
 
 
 def test_minibatches_from_a_distant_start():

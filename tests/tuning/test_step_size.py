@@ -164,7 +164,7 @@ def test_step_halving_check_lowers_a_step_size_that_is_stable_at_the_start():
     assert np.mean(np.asarray(result.positions) ** 2) == pytest.approx(0.676, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["robust", "varying_slopes"])
+@pytest.mark.parametrize("name", ["robust", pytest.param("varying_slopes", marks=pytest.mark.slow)])
 def test_pilots_that_have_not_arrived_are_reported(name):
     """SGLD creeps from U(−2, 2): the pilots end at potentials hundreds above those of NUTS."""
     case = zoo.BY_NAME[name]

@@ -122,7 +122,7 @@ def from_json(content: dict[str, Any]) -> Report:
         sections = tuple(_section(part) for part in content["sections"])
         return Report(_text(content["title"]), tuple(map(_text, content["text"])), sections)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"report: not in the format of `studies.framework.schema` ({error!r})") from error
+        raise ValueError(f"report: not in the format of `studies.framework.study` ({error!r})") from error
 
 
 def _section(part: dict[str, Any]) -> Section:
