@@ -48,9 +48,16 @@ def test_equal_as_printed_and_rounding_are_counted(tmp_path):
     assert not worse.agrees
 
 
-@pytest.mark.parametrize("column", ["seconds of the chain", "compute time (s)", "draws per second"])
+@pytest.mark.parametrize(
+    "column", ["seconds of the chain", "compute time (s)", "draws per second", "CPU s", "µs a step", "sample, ms"]
+)
 def test_durations_are_not_compared(tmp_path, column):
     assert numbers_by_place(record(tmp_path, Number(1.0), column=column).report) == {}
+
+
+@pytest.mark.parametrize("column", ["autocorrelation time", "error over the second half", "steps"])
+def test_other_numbers_are_compared(tmp_path, column):
+    assert len(numbers_by_place(record(tmp_path, Number(1.0), column=column).report)) == 1
 
 
 def test_numbers_of_two_equal_rows_are_told_apart(tmp_path):

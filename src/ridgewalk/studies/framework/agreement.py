@@ -7,6 +7,7 @@ like those of another seed. Numbers with a standard error are compared by it. Fo
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +59,9 @@ def numbers_by_place(report: Report) -> dict[Place, Number]:
         for table in section.tables:
             for row in table.rows:
                 for column, cell in zip(table.columns, row, strict=True):
-                    if not isinstance(cell, Number) or cell.value is None or is_duration(f"{row[0]} {column}"):
+                    if not isinstance(cell, Number) or cell.value is None:
+                        continue
+                    if is_duration(f"{table.caption} / {row[0]} / {column}"):
                         continue
                     place = (section.heading, table.caption, str(row[0]), column)
                     again = sum(known[:4] == place for known in found)
@@ -67,8 +70,11 @@ def numbers_by_place(report: Report) -> dict[Place, Number]:
 
 
 def is_duration(name: str) -> bool:
-    """Whether a row or column holds times of this machine."""
-    return "second" in name.lower() or "(s)" in name
+    """Whether a table, row or column holds times of this machine."""
+    return _DURATION.search(name.lower()) is not None
+
+
+_DURATION = re.compile(r"seconds|per second|\(s\)|µs|compil|where the time| m?s$")
 
 
 def compare_with_record(run: Record, record: Record) -> Agreement:
