@@ -108,8 +108,8 @@ def _tall(record: Record) -> Claim | None:
         "Tall data without reading all of it at every step",
         Number(shown["NUTS"] / shown["ridgewalk"], style=".2g"),
         "times less time than NUTS",
-        f"With {int(size):,} rows, the time to a covariance error of {error:g}, warm-up included, compilation not. From "
-        f"the fewest to the most rows, a step takes {known['growth_of_a_step']:.2g} times as long.",
+        f"With {int(size):,} rows, the time to a covariance error of {error:g}, warm-up included, without compilation. "
+        f"From the fewest to the most rows, a step takes {known['growth_of_a_step']:.2g} times as long.",
         bar_chart(bars, f"seconds with {int(size):,} rows"),
     )
 
