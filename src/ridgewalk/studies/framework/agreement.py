@@ -20,6 +20,8 @@ ERRORS = 3.0
 """Standard errors of the difference that count as noise."""
 SPREADS = 4.0
 """The same for standard deviations that few repeats estimate."""
+LEAST_SPREAD = 0.02
+"""Relative standard deviation of a number without standard error, at least: few repeats may find too little."""
 ROUNDING = 1e-3
 """Relative difference that counts as noise for any number: rounding in single precision."""
 BY_CHANCE = 0.02
@@ -100,7 +102,8 @@ def within_noise(run: Number, record: Number, relative_spread: float) -> bool:
     assert run.value is not None
     assert record.value is not None
     error = math.hypot(run.se or 0.0, record.se or 0.0)
-    spread = relative_spread * math.sqrt(2) * abs(record.value)
+    relative = relative_spread if error else max(relative_spread, LEAST_SPREAD)
+    spread = relative * math.sqrt(2) * abs(record.value)
     return abs(run.value - record.value) <= max(ERRORS * error, SPREADS * spread, ROUNDING * abs(record.value))
 
 
