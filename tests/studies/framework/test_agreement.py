@@ -27,6 +27,11 @@ def test_three_standard_errors_of_the_difference_are_noise(difference, expected)
     assert within_noise(Number(10.0 + difference, 0.3), Number(10.0, 0.4), 0.0) is expected
 
 
+@pytest.mark.parametrize(("value", "expected"), [(11.0, True), (11.2, False), (9.0, True), (8.8, False), (14.1, False)])
+def test_without_repeats_a_tenth_is_noise_but_a_lost_root_of_two_is_not(value, expected):
+    assert within_noise(Number(value), Number(10.0), 0.0) is expected
+
+
 def test_a_number_without_standard_error_has_the_noise_of_its_column(tmp_path):
     known = record(tmp_path, Number(1.0), Number(10.0))
     repeats = [record(tmp_path, Number(1.1), Number(10.0)).report, record(tmp_path, Number(0.9), Number(10.0)).report]
@@ -48,9 +53,16 @@ def test_equal_as_printed_and_rounding_are_counted(tmp_path):
     assert not worse.agrees
 
 
-@pytest.mark.parametrize("column", ["seconds of the chain", "compute time (s)", "draws per second"])
+@pytest.mark.parametrize(
+    "column", ["seconds of the chain", "compute time (s)", "draws per second", "CPU s", "µs a step", "sample, ms"]
+)
 def test_durations_are_not_compared(tmp_path, column):
     assert numbers_by_place(record(tmp_path, Number(1.0), column=column).report) == {}
+
+
+@pytest.mark.parametrize("column", ["autocorrelation time", "error over the second half", "steps"])
+def test_other_numbers_are_compared(tmp_path, column):
+    assert len(numbers_by_place(record(tmp_path, Number(1.0), column=column).report)) == 1
 
 
 def test_numbers_of_two_equal_rows_are_told_apart(tmp_path):

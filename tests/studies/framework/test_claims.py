@@ -9,7 +9,7 @@ import pytest
 
 from ridgewalk.studies.framework.charts import Bar, Field, bar_chart, field_figure
 from ridgewalk.studies.framework.claims import CLAIMS, claims, records_folder
-from ridgewalk.studies.framework.study import NAMES, read_records
+from ridgewalk.studies.framework.study import NAMES, Record, Report, read_records
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def found():
 
 
 def test_every_claim_has_a_number_a_sentence_and_a_figure(found):
-    assert {"gaussian", "permeability"} <= {claim.study for claim in found} <= set(CLAIMS) <= set(NAMES)
+    assert {"gaussian", "permeability"} <= {claim.study for claim in found} <= set(CLAIMS)
     for claim in found:
         assert claim.number.value is not None
         assert claim.sentence.endswith(".")
@@ -38,6 +38,40 @@ def test_records_without_the_data_of_a_figure_make_no_claim(found, tmp_path):
     (record,) = [record for record in read_records(records_folder(), NAMES) if record.name == "gaussian"]
     assert claims([record._replace(folder=tmp_path)]) == []
     assert claims([]) == []
+
+
+def made_up(folder, name, settings, numbers):
+    (folder / "metrics.json").write_text(json.dumps({"numbers": numbers}))
+    return Record(name, folder, Report("t", (), ()), "paper", "c", "", 1.0, settings, {}, {})
+
+
+def test_tall_data_are_compared_at_the_most_rows_that_both_know(tmp_path):
+    seconds = {
+        "ridgewalk, 1000": 1.0,
+        "NUTS, 1000": 2.0,
+        "ridgewalk, 9000": 3.0,
+        "NUTS, 9000": 60.0,
+        "HMCECS, 9000": None,
+    }
+    known = {"growth_of_a_step": 1.1, "growth_of_a_run": 2.0, "seconds": seconds, "extrapolated": ["NUTS, 9000"]}
+    (claim,) = claims([made_up(tmp_path, "tall", {"kinds": ["logistic"], "target_error": 0.1}, {"logistic": known})])
+    assert claim.number.value == 20.0
+    assert "9,000 rows" in claim.sentence
+    assert "NUTS (extrapolated)" in claim.figure
+    assert "HMCECS" not in claim.figure
+
+
+def test_networks_are_compared_with_their_modes_on_common_splits(tmp_path):
+    def row(data, split, method, value):
+        return {"data": data, "split": split, "method": method, "log_likelihood": value}
+
+    rows = [row("a", 0, "sample", -1.0), row("a", 0, "modes", -1.5), row("a", 1, "sample", -9.0)]
+    rows += [row("b", 0, "sample", -2.0), row("b", 0, "modes", -1.9), row("b", 0, "gp", -1.0)]
+    (claim,) = claims([made_up(tmp_path, "uci", {}, {"rows": rows})])
+    assert claim.number.value == 1
+    assert "of 2 UCI data sets" in claim.unit
+    assert "+0.50" in claim.figure
+    assert "-0.10" in claim.figure
 
 
 def field():

@@ -7,6 +7,7 @@ like those of another seed. Numbers with a standard error are compared by it. Fo
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,8 @@ ERRORS = 3.0
 """Standard errors of the difference that count as noise."""
 SPREADS = 4.0
 """The same for standard deviations that few repeats estimate."""
+LEAST_SPREAD = 0.02
+"""Relative standard deviation of a number without standard error, at least: few repeats may find too little."""
 ROUNDING = 1e-3
 """Relative difference that counts as noise for any number: rounding in single precision."""
 BY_CHANCE = 0.02
@@ -58,7 +61,9 @@ def numbers_by_place(report: Report) -> dict[Place, Number]:
         for table in section.tables:
             for row in table.rows:
                 for column, cell in zip(table.columns, row, strict=True):
-                    if not isinstance(cell, Number) or cell.value is None or is_duration(f"{row[0]} {column}"):
+                    if not isinstance(cell, Number) or cell.value is None:
+                        continue
+                    if is_duration(f"{table.caption} / {row[0]} / {column}"):
                         continue
                     place = (section.heading, table.caption, str(row[0]), column)
                     again = sum(known[:4] == place for known in found)
@@ -67,8 +72,11 @@ def numbers_by_place(report: Report) -> dict[Place, Number]:
 
 
 def is_duration(name: str) -> bool:
-    """Whether a row or column holds times of this machine."""
-    return "second" in name.lower() or "(s)" in name
+    """Whether a table, row or column holds times of this machine."""
+    return _DURATION.search(name.lower()) is not None
+
+
+_DURATION = re.compile(r"seconds|per second|\(s\)|µs|compil|where the time| m?s$")
 
 
 def compare_with_record(run: Record, record: Record) -> Agreement:
@@ -94,7 +102,8 @@ def within_noise(run: Number, record: Number, relative_spread: float) -> bool:
     assert run.value is not None
     assert record.value is not None
     error = math.hypot(run.se or 0.0, record.se or 0.0)
-    spread = relative_spread * math.sqrt(2) * abs(record.value)
+    relative = relative_spread if error else max(relative_spread, LEAST_SPREAD)
+    spread = relative * math.sqrt(2) * abs(record.value)
     return abs(run.value - record.value) <= max(ERRORS * error, SPREADS * spread, ROUNDING * abs(record.value))
 
 

@@ -40,7 +40,7 @@ def bar_chart(bars: Sequence[Bar], axis: str) -> str:
         if logarithmic:
             low, high = math.log(min(values) / 2), math.log(max(values))
             return wide * (math.log(value) - low) / (high - low)
-        return wide * max(value, 0.0) / max(values)
+        return wide * max(value, 0.0) / (max(values) or 1.0)
 
     rows = []
     for number, bar in enumerate(bars):
