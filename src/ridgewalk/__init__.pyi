@@ -17,6 +17,7 @@ from ridgewalk.diagnostics.mixing import autocorrelation_time as autocorrelation
 from ridgewalk.diagnostics.mixing import effective_sample_size as effective_sample_size
 from ridgewalk.diagnostics.mixing import stein_discrepancy as stein_discrepancy
 from ridgewalk.diagnostics.mixing import stein_discrepancy_of as stein_discrepancy_of
+from ridgewalk.dynamics import BAOAB as BAOAB
 from ridgewalk.dynamics import AsPrinted as AsPrinted
 from ridgewalk.dynamics import DelayedLangevin as DelayedLangevin
 from ridgewalk.dynamics import Dynamics as Dynamics

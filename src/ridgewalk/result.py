@@ -118,7 +118,7 @@ class Result:
         found, dynamics = tuned.measured, self.sampler.dynamics
         friction = f", friction {dynamics.friction:.3g}" if hasattr(dynamics, "friction") else ""
         undone = np.mean([float(state.tuning.undone) for state in self.final_states]) / self.steps
-        fixed = getattr(self.final_states[0].preconditioner, "fixed", None)
+        given = self.arguments.get("sampler", self.sampler)
         lines = [
             f"warm-up of {self.warmup:,} steps: step size {float(np.median(self.step_sizes)):.3g}{friction}",
             f"largest curvature in whitened coordinates {float(found.curvature):.3g}, posterior standard deviation "
@@ -128,7 +128,7 @@ class Result:
             else f"variance of the gradient noise {float(found.noise):.3g}, which each step injects less",
             f"{undone:.1%} of the steps were rejected (by Metropolis's rule, or because of a large energy error)",
         ]
-        if fixed is not None and bool(fixed):
+        if self.sampler.preconditioner != given.preconditioner:
             lines.append("no constant G describes this posterior (its curvature turns with the position): G = I")
         return "\n".join(lines)
 

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from ridgewalk._random import Noise
 from ridgewalk._types import Adaptation, PyTree
 from ridgewalk._validation import check_choice, check_whole
-from ridgewalk.dynamics import AsPrinted, DelayedLangevin, Friction, Hamiltonian, Langevin, NoseHoover
+from ridgewalk.dynamics import BAOAB, AsPrinted, DelayedLangevin, Friction, Hamiltonian, Langevin, NoseHoover
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import ByDimension, PreconditionerSpec
 from ridgewalk.preconditioners.dense import Dense, DenseOrIdentity, DenseScaled
@@ -180,6 +180,8 @@ def sgnht(
 def auto(*, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
     """The sampler for those who do not want to choose: momentum, and a preconditioner that fits the target.
 
+    Momentum is that of `BAOAB`, or of `Hamiltonian` where steps are accepted by Metropolis's rule.
+
     For `sample(step_size="auto")`, whose warm-up finds step size and friction (1, Langevin dynamics, where gradient
     noise dominates). Up to 2,000 parameters G is dense; if warm-up finds that no constant G describes the posterior, as
     for neural networks at temperature 1, it is the identity. Above, G is a limited-memory L-BFGS estimate over the
@@ -187,7 +189,7 @@ def auto(*, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
     """
     limited = SnapshotLBFGS(memory=2, curvature_every=10, base_growth=5.0)
     preconditioner = ByDimension(DenseOrIdentity(), rescaled(limited, "auto"))
-    return Sampler(Hamiltonian("auto", temperature=temperature, noise=noise), preconditioner)
+    return Sampler(BAOAB("auto", temperature=temperature, noise=noise), preconditioner)
 
 
 PRUNING_EVENTS = 20

@@ -9,7 +9,7 @@ from tests.targets import linear_regression
 import ridgewalk as rw
 from ridgewalk._control_flow import when
 from ridgewalk._pytree import layout_of
-from ridgewalk.preconditioners.dense import DenseOrIdentity, DenseScaled
+from ridgewalk.preconditioners.dense import DenseScaled
 
 REGRESSION = linear_regression()
 
@@ -22,7 +22,6 @@ FORMS = {
     "metric diagonal": rw.InverseMetric(lambda x: 1 + x**2),
     "lbfgs": rw.LBFGS(),
     "dense": rw.Dense(),
-    "dense or identity": DenseOrIdentity(),
     "diagonal": rw.Diagonal(),
     "dense scaled": DenseScaled(),
     "limited": rw.SnapshotLBFGS(memory=2, snapshots=3),

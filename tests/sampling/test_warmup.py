@@ -104,6 +104,7 @@ def test_the_hierarchical_model_from_sixteen_starts(sampler):
     mean, std = case.reference.potential
     assert np.all(np.abs(potential - mean) < std)  # every chain has arrived
     found = zoo.compare(result, case, ("mu", "log_tau", "log_sigma", "b"))
+    print(found)
     assert found.z <= 0.15
     assert 0.9 <= found.sd_low <= found.sd_high <= 1.1
 
@@ -119,6 +120,7 @@ def test_the_hierarchical_model_with_control_variates_at_its_mode(sampler):
     target = rw.control_variates(case.posterior, mode)
     result = sample(sampler, target, mode, chains=8, batch_size=500, seed=1)
     found = zoo.compare(result, case, ("mu", "log_tau", "log_sigma", "b"))
+    print(found)
     assert found.z <= 0.25
     assert 0.8 <= found.sd_low <= found.sd_high <= 1.2
 
@@ -128,7 +130,9 @@ def test_the_hierarchical_model_with_control_variates_at_its_mode(sampler):
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_models_of_the_zoo_agree_or_check_says_so(case, sampler):
     result = sample(sampler, case.target, case.starts(jax.random.key(0), 4), start_per_chain=True, seed=1)
-    assert zoo.compare(result, case).agrees or not result.check().ok
+    found, report = zoo.compare(result, case), result.check()
+    print(f"{case.name}: {found}, check: {', '.join(report.names) or 'no findings'}")
+    assert found.agrees or not report.ok
 
 
 # The run
@@ -152,12 +156,8 @@ def test_chunks_do_not_change_the_draws(monkeypatch, options):
     assert_same_run(whole, sample(sampler, REGRESSION.target, jnp.ones(3), **settings))
 
 
-@pytest.mark.parametrize("stop", [50, 150, 300, 480])
-def test_resumed_in_every_phase(tmp_path, stop):
-    """A run that ends at `stop`, as far as a checkpoint knows, and one that goes on from it."""
-    settings = {"steps": 600, "burn_in": 450, "chains": 2, "batch_size": 40}
-    target = rw.control_variates(REGRESSION.target, jnp.zeros(3))
-    whole = sample(rw.hasgld_sa(), target, jnp.ones(3), **settings)
+def interrupted(stop, *arguments, **settings):
+    """A run that is interrupted after a checkpoint at `stop` or later, and then resumed."""
 
     class StopError(Exception):
         pass
@@ -167,17 +167,57 @@ def test_resumed_in_every_phase(tmp_path, stop):
     def interrupt(self, step, *arguments, **options):
         save(self, step, *arguments, **options)
         self.finish()
-        if stop <= step < 600:
+        if stop <= step < settings["steps"]:
             raise StopError
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner.RunWriter, "save", interrupt)
         with pytest.raises(StopError):
-            sample(rw.hasgld_sa(), target, jnp.ones(3), **settings, checkpoint=tmp_path, checkpoint_every=50)
-    again = sample(
-        rw.hasgld_sa(), target, jnp.ones(3), **settings, checkpoint=tmp_path, checkpoint_every=50, resume=True
-    )
+            sample(*arguments, **settings, checkpoint_every=50)
+    return sample(*arguments, **settings, checkpoint_every=50, resume=True)
+
+
+@pytest.mark.parametrize("stop", [50, 150, 300, 480])
+def test_resumed_in_every_phase(tmp_path, stop):
+    """A run that ends at `stop`, as far as a checkpoint knows, and one that goes on from it."""
+    settings = {"steps": 600, "burn_in": 450, "chains": 2, "batch_size": 40}
+    target = rw.control_variates(REGRESSION.target, jnp.zeros(3))
+    whole = sample(rw.hasgld_sa(), target, jnp.ones(3), **settings)
+
+    again = interrupted(stop, rw.hasgld_sa(), target, jnp.ones(3), **settings, checkpoint=tmp_path)
     assert_same_run(whole, again)
+
+
+@pytest.mark.parametrize("stop", [200, 300, 480])
+def test_a_preconditioner_that_does_not_fit_is_left(tmp_path, monkeypatch, stop):
+    """`auto` falls back to the identity; a run that is resumed after that has it too."""
+    monkeypatch.setattr(runner, "WORST_SCALE", 0.0)
+    arguments = rw.auto(), rw.Density(lambda x: -0.5 * x @ x), jnp.ones(3)
+    settings = {"steps": 600, "burn_in": 450, "chains": 2}
+    whole = sample(*arguments, **settings)
+    assert whole.sampler.preconditioner == rw.Identity()
+    assert "no constant G" in whole.tuning_report
+    again = interrupted(stop, *arguments, **settings, checkpoint=tmp_path)
+    assert_same_run(whole, again)
+    assert again.sampler == whole.sampler
+
+
+def test_baoab_has_no_step_size_bias():
+    """250 parameters, too many for Metropolis's rule; Hamiltonian dynamics have a bias of several percent here."""
+    curvatures = jnp.linspace(0.25, 1.0, 250)
+    target = rw.Density(lambda x: -0.5 * jnp.sum(curvatures * x**2))
+    result = sample(rw.Sampler(rw.BAOAB(), rw.Identity()), target, jnp.zeros(250), steps=5_000)
+    assert isinstance(result.sampler.dynamics, rw.BAOAB)
+    ratio = float(np.mean(np.var(np.asarray(result.positions), axis=(0, 1)) * curvatures))
+    np.testing.assert_allclose(ratio, 1, atol=0.01)
+    np.testing.assert_allclose(rw.kinetic_temperature(result).value, 1, atol=0.01)
+
+
+def test_temperature_of_adjusted_runs():
+    """It is that of the momentum before the first half kick, which has no step-size bias; after it, it is 1.1 here."""
+    result = sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=5_000)
+    assert type(result.sampler.dynamics) is rw.Hamiltonian
+    np.testing.assert_allclose(rw.kinetic_temperature(result).value, 1, atol=0.03)
 
 
 def test_a_resumed_run_keeps_its_burn_in(tmp_path):

@@ -34,6 +34,8 @@ def model_of(curvatures, noise=0.0):
     "dynamics",
     [
         rw.Hamiltonian(0.3),
+        rw.BAOAB(0.3),
+        pytest.param(rw.BAOAB(1.0), marks=pytest.mark.slow),
         pytest.param(rw.DelayedLangevin(2), marks=pytest.mark.slow),
         pytest.param(rw.Langevin(temperature=0.5), marks=pytest.mark.slow),
     ],
@@ -69,6 +71,23 @@ def test_the_optimal_step_size_has_the_least_predicted_error(criterion):
     best = optimal_step_size(rw.Langevin(), [model], run)
     errors = [predict_error(rw.Langevin(), best * 2.0**k, model, run).total for k in (-2, -1, -0.25, 0, 0.25, 1, 2)]
     assert np.argmin(errors) == 3
+
+
+@pytest.mark.parametrize("friction", [0.01, 0.3, 1.0])
+def test_baoab_has_no_step_size_bias(friction):
+    """Up to the limit of stability, here at nine tenths of it; gradient noise heats as it does Hamiltonian dynamics."""
+    a = np.array([1.0, 0.2])
+    step_size = 0.9 * 2 * (2 - friction)
+    found = stationary_distribution(rw.BAOAB(friction), step_size, model_of(a))
+    np.testing.assert_allclose(np.diag(found.covariance), 1 / a, rtol=1e-9)
+    assert not stationary_distribution(rw.BAOAB(friction), step_size / 0.89, model_of(a)).stable
+    small = 1e-4
+    noisy, former = (
+        np.diag(stationary_distribution(each, small, model_of(a, noise=200.0)).covariance) * a - 1
+        for each in (rw.BAOAB(friction), rw.Hamiltonian(friction))
+    )
+    np.testing.assert_allclose(noisy, former, rtol=0.01)
+    np.testing.assert_allclose(noisy, small * 200 * a / (2 * friction), rtol=0.01)
 
 
 def test_langevin_and_full_friction_agree():

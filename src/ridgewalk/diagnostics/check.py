@@ -27,7 +27,7 @@ from ridgewalk.diagnostics.next_call import (
     rounded_up,
     sampler_text,
 )
-from ridgewalk.dynamics import AsPrinted, Langevin, NoseHoover
+from ridgewalk.dynamics import BAOAB, AsPrinted, Langevin, NoseHoover
 from ridgewalk.gradients import Minibatch
 from ridgewalk.preconditioners.base import AdaptivePreconditioner
 from ridgewalk.result import Result
@@ -37,8 +37,9 @@ MIN_ESS = 100
 
 MAX_R_HAT = 1.05
 
-MAX_STABILITY_FRACTION = 0.25
-"""At this fraction of the stability limit the variance along the steepest direction is a third too large."""
+MAX_STABILITY_FRACTION, MAX_STABILITY_FRACTION_OF_SPLITTING = 0.25, 0.9
+"""At this fraction of the stability limit the variance along the steepest direction is a third too large; with BAOAB it
+is right up to the limit."""
 
 MAX_NOISE_FRACTION = 0.25
 """Variances are too large by about this."""
@@ -366,11 +367,13 @@ def check_steps(result: Result, measured: Measurements) -> Iterator[Finding]:
     step_size = weighted_step_size(result)
     safe = SAFE_FRACTION * step_size / np.nanmax([measured.stability, measured.noise_fraction, 1e-300])
     call = next_call(result, step_size=_rounded(safe))
-    if measured.stability > MAX_STABILITY_FRACTION:
+    split = isinstance(result.sampler.dynamics, BAOAB)
+    if measured.stability > (MAX_STABILITY_FRACTION_OF_SPLITTING if split else MAX_STABILITY_FRACTION):
+        effect = "steps may diverge" if split else "variances along directions of high curvature are too large"
         yield Finding(
             "step_size",
             f"step_size {step_size:.3g} is {measured.stability:.0%} of the stability limit "
-            f"{step_size / measured.stability:.2g}: variances along directions of high curvature are too large",
+            f"{step_size / measured.stability:.2g}: {effect}",
             f"step_size={_rounded(safe)}",
             call,
         )

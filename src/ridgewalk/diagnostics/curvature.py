@@ -153,7 +153,8 @@ def preconditioned_curvature(result: Result, *, max_chains: int = MAX_CHAINS) ->
 def stability_bound(result: Result) -> float:
     """The largest ε λ_max(G H) at which the dynamics are stable: 2, or with friction α, 2 (2 − α).
 
-    On a Gaussian the variance along a direction with eigenvalue λ is too large by the factor 1 / (1 − ε λ / bound).
+    On a Gaussian the variance along a direction with eigenvalue λ is too large by the factor 1 / (1 − ε λ / bound),
+    except with `BAOAB`.
     """
     dynamics = result.sampler.dynamics
     if isinstance(dynamics, Hamiltonian):

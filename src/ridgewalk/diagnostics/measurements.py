@@ -43,7 +43,7 @@ from ridgewalk.diagnostics.mixing import (
     r_hat,
     standard_error,
 )
-from ridgewalk.dynamics import AsPrinted, MomentumDynamics, NoseHoover
+from ridgewalk.dynamics import BAOAB, AsPrinted, MomentumDynamics, NoseHoover
 from ridgewalk.pruning import degrees_of_freedom
 from ridgewalk.result import Result, posterior_mean, weighted_mean
 from ridgewalk.target import Density
@@ -491,7 +491,10 @@ def has_momentum(result: Result) -> bool:
 
 
 def kinetic_temperature(result: Result) -> Estimate:
-    """⟨|w|²⟩ (1 − α/2) / d of the white momentum w with friction α, which equals T in the stationary distribution."""
+    """⟨|w|²⟩ (1 − α/2) / d of the white momentum w with friction α, which equals T in the stationary distribution.
+
+    Where steps are accepted by Metropolis's rule, ⟨|p|²⟩ / d of the momentum that a leapfrog step begins with.
+    """
     if not has_momentum(result):
         raise ValueError(
             f"sampler: {type(result.sampler.dynamics).__name__} dynamics have no momentum; "
@@ -526,6 +529,7 @@ def expected_temperature(result: Result, measured: Measurements) -> float:
     """
     noise = 0.0 if isinstance(result.sampler.dynamics, NoseHoover) else measured.noise_fraction
     mean = 0.0 if measured.curvature is None else max(measured.curvature.mean, 0.0)
-    step_size = 0.0 if is_metropolis_adjusted(result) else weighted_step_size(result)
+    unbiased = is_metropolis_adjusted(result) or isinstance(result.sampler.dynamics, BAOAB)
+    step_size = 0.0 if unbiased else weighted_step_size(result)
     length = min(step_size * mean / stability_bound(result), 0.9)
     return (1 + (noise if np.isfinite(noise) else 0.0)) / (1 - length)

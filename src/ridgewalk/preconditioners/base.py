@@ -167,9 +167,10 @@ class Preconditioner(PreconditionerSpec):
         """
         return operator
 
-    def fall_back(self, operator: Any) -> Any:
-        """The operator to go on with if warm-up finds that this one does not describe the posterior: by default it."""
-        return operator
+    @property
+    def fallback(self) -> "Preconditioner | None":
+        """The rule to go on with if warm-up finds that no constant G describes the posterior; by default none other."""
+        return None
 
     @property
     def unwrapped(self) -> "Preconditioner":

@@ -25,6 +25,7 @@ from ridgewalk.preconditioners.base import (
     measure_pair,
 )
 from ridgewalk.preconditioners.lbfgs import Window, empty_window, prune_window
+from ridgewalk.preconditioners.static import Identity
 from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 MOST_BYTES = 4 * 2**30
@@ -135,17 +136,6 @@ class Dense(PairSettings):
         return root + ((root @ vectors.T) @ change) @ vectors
 
 
-class _DenseOrIdentityFields(NamedTuple):
-    root: jax.Array
-    steps: jax.Array
-    changes: jax.Array
-    fixed: Scalar
-
-
-class DenseOrIdentityOperator(_DenseOrIdentityFields, FactorMethods):
-    """As `DenseOperator`, and whether G is fixed at the identity."""
-
-
 @pytree_dataclass
 class DenseOrIdentity(Dense):
     """`Dense`, unless warm-up finds that no constant G describes the posterior; then the identity.
@@ -154,49 +144,10 @@ class DenseOrIdentity(Dense):
     is far smaller than the posterior covariance, and with momentum the identity mixes as fast with less bias.
     """
 
-    def init(self, position: Vector, gradient_at: GradientAt) -> DenseOrIdentityOperator:  # type: ignore[override]
-        """G₀ = I / λ_max."""
-        return self._adaptive(super().init(position, gradient_at))
-
-    def init_from_diagonal(  # type: ignore[override]
-        self, position: Vector, gradient_at: GradientAt, diagonal: Vector
-    ) -> DenseOrIdentityOperator:
-        """G₀ = diag(diagonal)."""
-        return self._adaptive(super().init_from_diagonal(position, gradient_at, diagonal))
-
-    def _adaptive(self, dense: DenseOperator) -> DenseOrIdentityOperator:
-        return DenseOrIdentityOperator(dense.root, dense.steps, dense.changes, jnp.zeros((), bool))
-
-    def _unless_fixed(self, operator: DenseOrIdentityOperator, changed: DenseOperator) -> DenseOrIdentityOperator:
-        root, steps, changes = (
-            jnp.where(operator.fixed, old, new) for old, new in zip(operator[:3], changed, strict=True)
-        )
-        return DenseOrIdentityOperator(root, steps, changes, operator.fixed)
-
-    def adapt(  # type: ignore[override]
-        self, operator: DenseOrIdentityOperator, transition: Transition
-    ) -> tuple[DenseOrIdentityOperator, UpdateInfo]:
-        """As `Dense`, unless G is fixed."""
-        changed, info = super().adapt(DenseOperator(*operator[:3]), transition)
-        return self._unless_fixed(operator, changed), info
-
-    def limit(  # type: ignore[override]
-        self, operator: DenseOrIdentityOperator, gradient: Vector, variance: Scalar
-    ) -> DenseOrIdentityOperator:
-        """As `Dense`, unless G is fixed."""
-        return self._unless_fixed(operator, super().limit(DenseOperator(*operator[:3]), gradient, variance))
-
-    def prune(  # type: ignore[override]
-        self, operator: DenseOrIdentityOperator, mask: Vector, position: Vector, gradient_at: GradientAt
-    ) -> DenseOrIdentityOperator:
-        """G⁻¹ restricted."""
-        changed = super().prune(DenseOperator(*operator[:3]), mask, position, gradient_at)
-        return DenseOrIdentityOperator(*changed, operator.fixed)
-
-    def fall_back(self, operator: DenseOrIdentityOperator) -> DenseOrIdentityOperator:
-        """G = I, fixed."""
-        eye = jnp.eye(operator.root.shape[0], dtype=operator.root.dtype)
-        return DenseOrIdentityOperator(eye, *operator[1:3], jnp.ones((), bool))
+    @property
+    def fallback(self) -> Identity:
+        """G = I."""
+        return Identity()
 
 
 class _DenseScaledFields(NamedTuple):

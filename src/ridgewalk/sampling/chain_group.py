@@ -17,8 +17,10 @@ from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice
 from ridgewalk.data import Batches
 from ridgewalk.distributed.shards import Sharded, replicate
+from ridgewalk.dynamics import BAOAB
 from ridgewalk.gradients import Anchor, ControlVariates, GradientEstimator, anchor_at
 from ridgewalk.kernel import Info, Sampler, State, build_kernel
+from ridgewalk.preconditioners.base import Preconditioner
 from ridgewalk.preconditioners.diagonal import Diagonal, RMSProp
 from ridgewalk.preconditioners.lbfgs import SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
@@ -169,11 +171,15 @@ class ChainGroup:
         if self.spread or self.device is not None:
             estimator, keys, starts, potentials = self.place((estimator, keys, starts, potentials))
             sampler = self.place(sampler) if self.spread else sampler
-        self.sampler, self.estimator, self.keys, self.spec = sampler, estimator, keys, spec
+        self.estimator, self.keys, self.spec = estimator, keys, spec
+        self.dimension = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(starts))
+        if plan is not None and isinstance(sampler.dynamics, BAOAB):
+            adjusted = phase_spec(sampler, estimator, self.dimension, spec.indexer.full).adjusted
+            sampler = replace(sampler, dynamics=sampler.dynamics.reversible) if adjusted else sampler
+        self.sampler, self.fell_back = sampler, False
         first = sampler if plan is None else arrival_sampler(sampler)
         self._keys_of_word = 0, keys
         self.chains = keys.shape[0]
-        self.dimension = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(starts))
         states = init_chains(first, estimator, starts)
         info = jax.eval_shape(_info, first, estimator, states)
         if plan is not None:
@@ -224,7 +230,15 @@ class ChainGroup:
             )
         return states, self.carry.draws.moments, self.carry.monitor
 
-    def _states_of(self, phase: int, states: State, unfit: bool = False) -> State:
+    def fall_back(self) -> bool:
+        """Go on with the preconditioner for posteriors that no constant G describes; whether there is another."""
+        rule = self.sampler.preconditioner
+        other = rule.fallback if isinstance(rule, Preconditioner) else None
+        if other is not None:
+            self.sampler, self.fell_back = replace(self.sampler, preconditioner=other), True
+        return self.fell_back
+
+    def _states_of(self, phase: int, states: State) -> State:
         """The states that a phase of warm-up, or the run after it (3), begins with, from those that ended the former.
 
         Statistics and centres of a new phase are filled in by `enter`.
@@ -232,9 +246,6 @@ class ChainGroup:
         if phase == 1:
             sampler, error = settling_sampler(self.sampler), self.settling.energy_error
             states = settling_chains(sampler, self.estimator, states, energy_error=error)
-        if phase == 2:
-            sampler = settling_sampler(self.sampler)
-            states = refining_chains(sampler, self.estimator, states, jnp.asarray(unfit))
         if phase < 3 and isinstance(self.estimator, ControlVariates):
             return states._replace(estimator=Anchor(states.position, states.position))
         if phase == 3:
@@ -244,9 +255,11 @@ class ChainGroup:
         return states
 
     def enter(self, phase: int, unfit: bool = False) -> None:
-        """Begin a phase of warm-up; `unfit`: with the preconditioner to fall back on."""
+        """Begin a phase of warm-up; `unfit`: with the preconditioner to fall back on, if there is one."""
         former = self.carry.states
-        states = self._states_of(phase, former, unfit)
+        states = self._states_of(phase, former)
+        if unfit and self.fall_back():
+            states = refining_chains(settling_sampler(self.sampler), self.estimator, states)
         if isinstance(self.estimator, ControlVariates):
             states = states._replace(estimator=self._anchors(former, mean=phase > 1))
         self.carry = self.carry._replace(states=self.place(states) if self.spread else states)

@@ -330,12 +330,12 @@ def settling_chains(sampler: Sampler, estimator: GradientEstimator, states: Stat
 
 
 @jit
-def refining_chains(sampler: Sampler, estimator: GradientEstimator, states: State, unfit: Scalar) -> State:
-    """The states after the second phase of warm-up."""
+def refining_chains(sampler: Sampler, estimator: GradientEstimator, states: State) -> State:
+    """The states after the second phase of warm-up, with the preconditioner of `sampler` in place of that phase's."""
 
     def begin(estimator: GradientEstimator, states: State) -> State:
         def one(state: State) -> State:
-            return begin_refining(sampler, estimator, state, unfit)
+            return begin_refining(sampler, estimator, state)
 
         return jax.vmap(one, in_axes=(CHAIN_AXES,), out_axes=CHAIN_AXES)(states)
 

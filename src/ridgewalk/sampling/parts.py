@@ -120,11 +120,11 @@ def gather_statuses(chains: Sequence[int], statuses: Sequence[ChainStatus]) -> l
     return [found[chain] for chain in sorted(found)]
 
 
-def gather_measured(chains: Sequence[int], found: Sequence[Any], bad_steps: np.ndarray) -> list[Any]:
-    """What the warm-up of every chain that did not diverge measured, from that of the chains of this process."""
+def gather_numbers(chains: Sequence[int], found: Sequence[Sequence[float]], bad_steps: np.ndarray) -> list[list[float]]:
+    """The numbers of every chain that did not diverge, from those of the chains of this process."""
     own = [(c, list(one), int(bad)) for c, one, bad in zip(chains, found, bad_steps, strict=True)]
     listed = [one for process in processes.exchange_json("warmup", own) for one in process]
-    every = {chain: type(found[0])(*numbers) for chain, numbers, bad in listed if bad < 0}
+    every = {chain: numbers for chain, numbers, bad in listed if bad < 0}
     return [every[chain] for chain in sorted(every)]
 
 

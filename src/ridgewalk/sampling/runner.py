@@ -37,7 +37,7 @@ from ridgewalk.sampling.loop import (
     hint,
     stability_limit,
 )
-from ridgewalk.sampling.parts import agree, gather_measured, gather_statuses, own_data_state, regroup
+from ridgewalk.sampling.parts import agree, gather_numbers, gather_statuses, own_data_state, regroup
 from ridgewalk.sampling.storage import RunWriter
 from ridgewalk.sampling.warmup import (
     WORST_SCALE,
@@ -231,15 +231,19 @@ class Runner:
         return [group.saved() for group in self.groups]
 
     def _restore(self, arrays: list[np.ndarray]) -> None:
-        like, structure = jax.tree.flatten([group.saved_shapes(self.step) for group in self.groups])
-        shapes = [(leaf.shape, leaf.dtype) for leaf in like]
-        if shapes != [(array.shape, array.dtype) for array in arrays]:
+        for attempt in range(2):
+            if attempt and not all(group.fall_back() for group in self.groups):  # as the run may have done
+                break
             saved = [group.saved_shapes(self.step) for group in self.groups]
-            arrays = regroup(arrays, saved, [group.part.chains for group in self.groups])
-        if shapes != [(array.shape, array.dtype) for array in arrays]:
-            raise ValueError("resume: the checkpoint's arrays do not fit this sampler; use another checkpoint folder")
-        for group, saved in zip(self.groups, jax.tree.unflatten(structure, arrays), strict=True):
-            group.restore(saved)
+            like, structure = jax.tree.flatten(saved)
+            shapes, found = [(leaf.shape, leaf.dtype) for leaf in like], arrays
+            if shapes != [(array.shape, array.dtype) for array in found]:
+                found = regroup(arrays, saved, [group.part.chains for group in self.groups])
+            if shapes == [(array.shape, array.dtype) for array in found]:
+                for group, states in zip(self.groups, jax.tree.unflatten(structure, found), strict=True):
+                    group.restore(states)
+                return
+        raise ValueError("resume: the checkpoint's arrays do not fit this sampler; use another checkpoint folder")
 
     def run(self, progress: bool, compiled_before: float, callback: Callback | None = None) -> None:
         """Make the remaining steps, unless a signal ends the run early."""
@@ -344,14 +348,14 @@ class Runner:
             return
         if start < self.plan.steps:
             phase = self.plan.phase(start + 1)
-            scales = np.concatenate([np.asarray(group.carry.states.tuning.scale) for group in self.groups])
+            unfit = phase == 2 and self._scale() > WORST_SCALE
             for group in self.groups:
-                group.enter(phase, phase == 2 and bool(np.median(scales) > WORST_SCALE))
+                group.enter(phase, unfit)
             return
         each = [found for group in self.groups for found in group.measure_warmup()]
         usable = [found for found, bad in zip(each, self.bad_steps, strict=True) if bad < 0]
         if jax.process_count() > 1:
-            usable = gather_measured(self.chains, each, self.bad_steps)
+            usable = [Measured(*numbers) for numbers in gather_numbers(self.chains, each, self.bad_steps)]
         usable = usable or each
         noise = float(np.median([found.noise for found in usable]))
         steps, dynamics = max(1, self.schedule.steps - start), self.groups[0].sampler.dynamics
@@ -366,6 +370,13 @@ class Runner:
             found, each = each[: group.chains], each[group.chains :]
             sizes = [min(choice.step_size, common.step_size) for choice in mine] if self.plan.step_size else [1.0]
             group.finish_warmup(np.array(sizes), common.friction, noise, found)
+
+    def _scale(self) -> float:
+        """The median over chains of the standard deviation in whitened coordinates."""
+        own = np.concatenate([np.asarray(group.carry.states.tuning.scale) for group in self.groups])
+        if jax.process_count() == 1:
+            return float(np.median(own))
+        return float(np.median(gather_numbers(self.chains, [(x,) for x in own.tolist()], self.bad_steps)))
 
     def _batches(self, ahead: int) -> list[PyTree]:
         """The batches of the next steps for each group that goes on; those of the `ahead` steps after them are read

@@ -25,7 +25,7 @@ from ridgewalk.distributed.processes import check_together, failing_together
 from ridgewalk.distributed.shards import Sharded
 from ridgewalk.dynamics import AsPrinted, Hamiltonian
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
-from ridgewalk.kernel import Sampler, State, Tuned, build_kernel
+from ridgewalk.kernel import Sampler, Tuned, build_kernel
 from ridgewalk.result import Result
 from ridgewalk.sampling.batching import FIX, BatchIndexer, Source, check_finite, find_nonfinite_rows, has_nonfinite_rows
 from ridgewalk.sampling.chain_group import (
@@ -228,7 +228,7 @@ def sample(
             final_states=tuple(final_states),
             info=made["sample_stats"],
             step_sizes=schedule.draw_step_sizes(0, draws) * tuned_step_size([state.tuning for state in final_states]),
-            sampler=with_tuned_friction(sampler, groups[0].carry.states),
+            sampler=tuned_sampler(sampler, groups[0]),
             estimator=estimator,
             batch_size=batch_size,
             status=status,
@@ -294,12 +294,14 @@ def resolve_warmup(
     return burn_in, warmup
 
 
-def with_tuned_friction(sampler: Sampler, states: State) -> Sampler:
-    """The sampler with the friction that warm-up chose in place of "auto"."""
-    dynamics, tuning = sampler.dynamics, states.tuning
-    if not (isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto" and isinstance(tuning, Tuned)):
-        return sampler
-    return dataclasses.replace(sampler, dynamics=dataclasses.replace(dynamics, friction=float(tuning.friction[0])))
+def tuned_sampler(sampler: Sampler, group: ChainGroup) -> Sampler:
+    """The sampler with what warm-up chose: friction, dynamics, and the preconditioner if it fell back to another."""
+    dynamics, tuning = group.sampler.dynamics, group.carry.states.tuning
+    if group.fell_back:
+        sampler = dataclasses.replace(sampler, preconditioner=group.sampler.preconditioner)
+    if isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto" and isinstance(tuning, Tuned):
+        dynamics = dataclasses.replace(dynamics, friction=float(tuning.friction[0]))
+    return dataclasses.replace(sampler, dynamics=dynamics)
 
 
 def _given_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

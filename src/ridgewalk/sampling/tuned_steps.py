@@ -19,7 +19,7 @@ from ridgewalk._control_flow import when
 from ridgewalk._pytree import Layout, current_placement
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.distributed.shards import halves, shards_of_device
-from ridgewalk.dynamics import DelayedLangevin, Dynamics, Hamiltonian, Langevin, MomentumDynamics, NoseHoover
+from ridgewalk.dynamics import BAOAB, DelayedLangevin, Dynamics, Hamiltonian, Langevin, MomentumDynamics, NoseHoover
 from ridgewalk.gradients import GradientEstimator, Minibatch, with_prior
 from ridgewalk.kernel import Info, Kernel, Sampler, State, StepTrace, Tuned
 from ridgewalk.preconditioners.base import (
@@ -51,6 +51,9 @@ FRICTION = 0.8
 BIAS_ERROR = 5e-4
 """The variance of the energy error per parameter without Metropolis's rule: variances of a Gaussian target are then too
 large by 5 %."""
+
+SPLITTING_ERROR = 5e-3
+"""The same for BAOAB, which has no bias on a Gaussian target: a step then has two thirds of its scale."""
 
 NOISY_ERROR = 1e-4
 """The same with minibatches, from which G is still learnt after warm-up, and may grow: 3 %."""
@@ -120,9 +123,11 @@ def phase_spec(sampler: Sampler, estimator: GradientEstimator, dimension: int, e
     plain = isinstance(estimator, Minibatch) and not getattr(estimator.target, "adaptive", False)
     cached = exact and plain and sampler.pruning is None and not isinstance(dynamics, DelayedLangevin)
     error = (MOMENTUM_ERROR if is_momentum(dynamics) else LANGEVIN_ERROR) / dimension
-    adjusted = cached and type(dynamics) in (Langevin, Hamiltonian) and error >= BIAS_ERROR / 5
+    adjusted = cached and type(dynamics) in (Langevin, Hamiltonian, BAOAB) and error >= BIAS_ERROR / 5
     adjusted = adjusted and is_constant(sampler.preconditioner)
-    unadjusted = BIAS_ERROR if exact else NOISY_ERROR
+    unadjusted = NOISY_ERROR
+    if exact:
+        unadjusted = SPLITTING_ERROR if isinstance(dynamics, BAOAB) else BIAS_ERROR
     return PhaseSpec(False, False, exact, cached, adjusted, error if adjusted else unadjusted)
 
 
@@ -234,6 +239,8 @@ class TunedStepper:
         if spec.cached:
             evaluation = where_tree(accepted, (value, gradient), (trace.before.potential, trace.before.gradient))
             tuned = tuned._replace(evaluation=evaluation)
+        if spec.adjusted and is_momentum(self.sampler.dynamics):
+            info = info._replace(temperature=self._kinetic_temperature(factor * tuned.step_size, tuned, trace))
         tuned = tuned._replace(undone=tuned.undone + ~accepted)
         kept = self._undo(state, after, accepted)
         if not spec.tuning:
@@ -279,6 +286,15 @@ class TunedStepper:
             allowed = allowed + (0.2 * difference / temperature) ** 2
         size = whitened[0] @ whitened[0] / self.layout.size
         return error.astype(dtype), allowed.astype(dtype), size.astype(dtype)
+
+    def _kinetic_temperature(self, step_size: Scalar, tuned: Tuned, trace: StepTrace) -> Scalar:
+        """Of the refreshed momentum that the leapfrog step begins with: on average T, if positions have temperature T.
+
+        After the half kick that follows, where runs without Metropolis's rule measure it, it is higher.
+        """
+        h = jnp.sqrt(step_size / (1 - friction_of(self.sampler.dynamics, tuned) / 2))
+        momentum = trace.whitened_step() / h + h / 2 * trace.operator.factor_transpose(trace.before.gradient)
+        return (momentum @ momentum / self.layout.size).astype(trace.before.potential.dtype)
 
     def _next_step_size(self, warm: WarmupState, error: Scalar, allowed: Scalar, good: Scalar) -> WarmupState:
         """h after a step with this energy error."""

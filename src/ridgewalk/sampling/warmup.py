@@ -23,7 +23,7 @@ import numpy as np
 from ridgewalk._compilation import jit
 from ridgewalk._pytree import Layout, layout_of
 from ridgewalk._types import GradientAt, Mask, PyTree, Scalar, Vector
-from ridgewalk.dynamics import Dynamics, Hamiltonian, Langevin, NoseHoover
+from ridgewalk.dynamics import BAOAB, Dynamics, Hamiltonian, Langevin, NoseHoover
 from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler, State, Tuned
 from ridgewalk.preconditioners.base import Operator, largest_eigenvalue, random_direction, whitened_hessian_product
@@ -35,7 +35,6 @@ from ridgewalk.sampling.tuned_steps import (
     is_momentum,
     settling_sampler,
     unit_step,
-    where_tree,
 )
 
 ARRIVED, SETTLED = 0.25, 0.6
@@ -51,8 +50,9 @@ BIAS_WEIGHT = 2.0
 JOINT_DIMENSION = 50
 """Parameters whose joint covariance a run should estimate: of more it cannot."""
 
-MAX_STABILITY = 0.5
-"""The largest fraction of the stability limit of ε, at the largest curvature of the last positions."""
+MAX_STABILITY, MAX_STABILITY_OF_SPLITTING = 0.5, 0.75
+"""The largest fraction of the stability limit of ε, at the largest curvature of the last positions; and for BAOAB,
+where variances are right up to the limit."""
 
 FIRST_STEP = 0.1
 """The first h."""
@@ -176,26 +176,23 @@ WORST_SCALE = 6.0
 not describe the posterior."""
 
 
-def begin_refining(sampler: Sampler, estimator: GradientEstimator, state: State, unfit: Scalar) -> State:
-    """The third phase; with another preconditioner if that of the second is `unfit`."""
+def begin_refining(sampler: Sampler, estimator: GradientEstimator, state: State) -> State:
+    """The third phase with another preconditioner than the second."""
     layout = layout_of(state.position)
     flat, warm = layout.ravel(state.position), state.tuning
-    preconditioner = sampler.resolve(layout)
-    other = preconditioner.fall_back(state.preconditioner)
-    if other is state.preconditioner:
-        return state
     evaluate = _potential_on_subsample(estimator, state.prior, layout)
-    curvature = _largest_curvature(other, lambda vector: evaluate(vector)[1], flat, state.mask)
+
+    def gradient_at(vector: Vector) -> Vector:
+        return evaluate(vector)[1]
+
+    operator = sampler.resolve(layout).init(flat, gradient_at)
+    curvature = _largest_curvature(operator, gradient_at, flat, state.mask)
     h = (0.5 / jnp.sqrt(jnp.maximum(curvature, 1e-12))).astype(warm.root_step.dtype)
     zero = jnp.zeros_like(warm.excess)
     changed = warm._replace(
         root_step=h, excess=zero, weight=zero, tuned=warm.tuned._replace(step_size=h**2 / 2), slow_scale=zero + 1
     )
-    return state._replace(
-        preconditioner=where_tree(unfit, other, state.preconditioner),
-        dynamics=where_tree(unfit, sampler.dynamics.init(flat), state.dynamics),
-        tuning=where_tree(unfit, changed, warm),
-    )
+    return state._replace(preconditioner=operator, dynamics=sampler.dynamics.init(flat), tuning=changed)
 
 
 def begin_sampling(sampler: Sampler, state: State, measured: "Measured") -> State:
@@ -276,7 +273,7 @@ def choose(dynamics: Dynamics, spec: PhaseSpec, measured: Measured, steps: int, 
     With curvature scale κ, standard deviation σ and gradient noise V in whitened coordinates, log variances have the
     bias κ² h²/4 + ε V / (2 α T), and their autocorrelation time is α σ²/ε + 1/α with momentum; κ² ε/2 + ε V / (2 T)
     and σ²/ε without. The Monte Carlo error of the covariance of m parameters is
-    ((m + 1) × autocorrelation time / steps)^½. Metropolis's rule removes the bias.
+    ((m + 1) × autocorrelation time / steps)^½. Metropolis's rule removes the bias, BAOAB its first term.
     """
     kappa = curvature_scale(spec, measured)
     scale = max(measured.scale, 1 / kappa)
@@ -295,12 +292,14 @@ def choose(dynamics: Dynamics, spec: PhaseSpec, measured: Measured, steps: int, 
         given = dynamics.friction_without_warmup if isinstance(dynamics, Hamiltonian) else 1.0
         alpha = np.full(h.shape, dynamics.diffusion if isinstance(dynamics, NoseHoover) else given)
     epsilon = h**2 * (1 - alpha / 2)
-    limit = MAX_STABILITY * 2 * (2 - alpha if is_momentum(dynamics) else 1.0) / max(measured.curvature, 1e-30)
+    split = isinstance(dynamics, BAOAB)
+    stability = 2 * (2 - alpha if is_momentum(dynamics) else 1.0) / max(measured.curvature, 1e-30)
+    limit = (MAX_STABILITY_OF_SPLITTING if split else MAX_STABILITY) * stability
     epsilon = np.minimum(epsilon, limit)
     h = np.sqrt(epsilon / (1 - alpha / 2))
     if is_momentum(dynamics):
         heat = epsilon * noise / (2 * alpha)
-        bias = kappa**2 * h**2 / 4 + remaining * heat
+        bias = (0.0 if split else kappa**2 * h**2 / 4) + remaining * heat
         time = alpha * scale**2 / epsilon + 1 / alpha
     else:
         heat = epsilon * noise / 2

@@ -18,7 +18,7 @@ from ridgewalk._pytree import Layout, layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.data import DataPlaceholder
 from ridgewalk.diagnostics.curvature import whitened_gradient
-from ridgewalk.dynamics import DelayedLangevin, Dynamics, Hamiltonian, NoseHoover
+from ridgewalk.dynamics import BAOAB, DelayedLangevin, Dynamics, Hamiltonian, NoseHoover
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.preconditioners.base import largest_eigenvalue, whitened_hessian_product
 from ridgewalk.sampling.batching import BatchIndexer
@@ -90,7 +90,8 @@ def stationary_distribution(dynamics: Dynamics, step_size: float, model: LocalGa
     """
     if isinstance(dynamics, Hamiltonian):
         injected = dynamics.friction_without_warmup * dynamics.temperature - dynamics.gradient_noise
-        return _with_momentum(dynamics.friction_without_warmup, injected, step_size, model)
+        split = isinstance(dynamics, BAOAB)
+        return _with_momentum(dynamics.friction_without_warmup, injected, step_size, model, split=split)
     if isinstance(dynamics, NoseHoover):
         # The thermostat's friction balances the mean gradient noise.
         per_direction = np.average(np.diag(model.noise), weights=model.counts)
@@ -107,21 +108,28 @@ def stationary_distribution(dynamics: Dynamics, step_size: float, model: LocalGa
     return StationaryDistribution(covariance, contraction)
 
 
-def _with_momentum(friction: float, injected: float, step_size: float, model: LocalGaussian) -> StationaryDistribution:
+def _with_momentum(
+    friction: float, injected: float, step_size: float, model: LocalGaussian, *, split: bool = False
+) -> StationaryDistribution:
     """w' = (1−α) w − √ε (a u + ξ) + √(2 injected) z, u' = u + √ε w': P = F P Fᵀ + Q, 2 × 2 for every direction.
 
-    Between directions gradient noise acts as in Langevin dynamics with V / α.
+    `split`: the scheme of BAOAB. Between directions gradient noise acts as in Langevin dynamics with V / α.
     """
     a, root = model.curvatures, np.sqrt(step_size)
-    rest = np.full(a.shape, 1 - friction)
-    f = np.array([[1 - step_size * a, root * rest], [-root * a, rest]]).transpose(2, 0, 1)
+    kept, of_push, of_noise = 1 - friction, np.array([step_size, root]), np.array([root, 1.0])
+    drift = root * kept
+    if split:
+        drift = root * (1 - friction / 2)
+        of_push, of_noise = np.array([step_size, root * kept / (1 - friction / 2)]), np.array([root / 2, 1.0])
+    ones = np.ones_like(a)
+    f = np.array([[1 - of_push[0] * a, drift * ones], [-of_push[1] * a, kept * ones]]).transpose(2, 0, 1)
     contraction = np.abs(np.linalg.eigvals(f)).max(axis=1)
     if np.any(contraction >= 1):
         return StationaryDistribution(np.diag(np.full(a.shape, np.inf)), contraction)
-    power = step_size * np.diag(model.noise) + 2 * injected
-    shape = np.array([step_size, root, root, 1.0])
+    injected_noise = 2 * injected * np.outer(of_noise, of_noise).ravel()
+    power = np.diag(model.noise)[:, None] * np.outer(of_push, of_push).ravel() + injected_noise
     system = np.eye(4) - np.einsum("nij,nkl->nikjl", f, f).reshape(-1, 4, 4)
-    diagonal = np.linalg.solve(system, (power[:, None] * shape)[..., None])[:, 0, 0]
+    diagonal = np.linalg.solve(system, power[..., None])[:, 0, 0]
     covariance = step_size * model.noise / friction / (a[:, None] + a[None, :])
     np.fill_diagonal(covariance, diagonal)
     return StationaryDistribution(covariance, contraction)
