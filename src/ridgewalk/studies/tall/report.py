@@ -247,7 +247,7 @@ def _introduction(settings: Settings, posteriors: Posteriors) -> tuple[str, ...]
         f"NUTS was run with {measured} rows. With more rows its time is extrapolated, not measured: its leapfrog "
         "steps, of warm-up and per draw, times the measured time of one gradient over all rows. Whitened by an adapted "
         "mass matrix these posteriors differ little, so that the number of leapfrog steps does not depend on the "
-        "number of rows. Times are of one core, without compilation, which is a column of its own.",
+        "number of rows. Times are CPU seconds of one core, without compilation, which is a column of its own.",
         "The covariance error is the mean absolute log eigenvalue of the covariance, whitened by that of a reference: "
         "draws from Laplace's approximation with importance weights. Two halves of the reference differ by "
         f"{2 * error:.2g} at most. The error of means is the root mean square over the parameters, in posterior "

@@ -49,9 +49,9 @@ CURVE_POINTS = 12
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     jax.block_until_ready(run())
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _mode(problem: TallProblem, settings: Settings, seed: int) -> PyTree:
@@ -128,9 +128,9 @@ def measure_ridgewalk(kind: str, size: int, settings: Settings, folder: Path) ->
     curves = []
 
     def timed(name: str, run: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
+        start = time.process_time()
         found = jax.block_until_ready(run())
-        times[name].append(time.perf_counter() - start)
+        times[name].append(time.process_time() - start)
         return found
 
     for seed in range(settings.seeds + 1):
@@ -139,9 +139,9 @@ def measure_ridgewalk(kind: str, size: int, settings: Settings, folder: Path) ->
         passed: list[tuple[int, float]] = []
 
         def note(progress: RunProgress, passed: list[tuple[int, float]] = passed) -> None:
-            passed.append((progress.step, time.perf_counter()))
+            passed.append((progress.step, time.process_time()))
 
-        start = time.perf_counter()
+        start = time.process_time()
         result = sample(
             jax.random.key(seed),
             auto(),
@@ -153,7 +153,7 @@ def measure_ridgewalk(kind: str, size: int, settings: Settings, folder: Path) ->
             progress=False,
             callback=note,
         )
-        times["sample"].append(time.perf_counter() - start)
+        times["sample"].append(time.process_time() - start)
         late = [point for point in passed if point[0] >= result.burn_in]
         after_warmup.append((late[-1][1] - late[0][1]) / max(late[-1][0] - late[0][0], 1))
         if seed:
@@ -198,7 +198,7 @@ def measure_nuts(
         kernel = infer.HMCECS(kernel, num_blocks=settings.blocks, proxy=infer.HMCECS.taylor_proxy(constrained))
         arguments, field, start = (*arguments, subsample), "hmc_state.num_steps", None
     mcmc = infer.MCMC(kernel, num_warmup=settings.warmup, num_samples=settings.draws // 2, progress_bar=False)
-    begin = time.perf_counter()
+    begin = time.process_time()
     mcmc.warmup(
         jax.random.key(settings.seed), *arguments, init_params=start, collect_warmup=True, extra_fields=(field,)
     )
@@ -214,7 +214,7 @@ def measure_nuts(
         leapfrogs = int(np.sum(mcmc.get_extra_fields()[field]))
         draws.append(problem.vectors(problem.unconstrained(mcmc.get_samples())))
         mcmc.post_warmup_state = mcmc.last_state
-    total = time.perf_counter() - begin
+    total = time.process_time() - begin
     per_leapfrog = seconds / leapfrogs
     made = settings.draws // 2
     return SamplerRow(
