@@ -1,7 +1,7 @@
 """Models of the kinds people write, each with a NUTS reference: `for case in CASES: case.target, case.reference`.
 
 Every position is a dict of unconstrained arrays; scales are sampled as logarithms, with the Jacobian in the prior.
-`benchmarks/zoo_reference.py` makes `zoo_reference.npz`.
+`python benchmarks/zoo_reference.py zoo` makes `zoo_reference.npz`.
 """
 
 from collections.abc import Callable

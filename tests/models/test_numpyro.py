@@ -320,24 +320,3 @@ def test_a_resumed_run_knows_the_model_and_its_constants(tmp_path):
     assert run(2.0, 8, resume=True).draws == 8
     with pytest.raises(ValueError, match=r"settings\['sd'\]: 2\.0 then, 3\.0 now"):
         run(3.0, 12, resume=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["poisson", "robust"])
-def test_minibatches_agree_with_nuts(name):
-    """|z| ≤ 0.25 and ratios of standard deviations within 0.85 and 1.15, by batches with control variates."""
-    from numpyro.infer import MCMC, NUTS
-
-    case, target = CASES[name], target_of(name)
-    nuts = MCMC(NUTS(case.model), num_warmup=500, num_samples=2_000, progress_bar=False)
-    nuts.run(jax.random.key(0), *case.args, **case.kwargs)
-    mode = rw.find_mode(jax.random.key(0), target, check_mean=False)
-    result = rw.sample(
-        jax.random.key(1), rw.hasgld_sa(), rw.control_variates(target, mode), mode, steps=30_000, step_size=0.05,
-        batch_size=200, chains=2, burn_in=5_000, thin=5, progress=False,
-    )  # fmt: skip
-    for site, draws in nuts.get_samples().items():
-        mean, sd = draws.mean(0), draws.std(0)
-        ours = result.posterior[site].reshape(-1, *draws.shape[1:])
-        assert np.abs((ours.mean(0) - mean) / sd).max() <= 0.25, site
-        assert np.all((ours.std(0) / sd > 0.85) & (ours.std(0) / sd < 1.15)), site

@@ -159,6 +159,7 @@ BAD = {
     ),
     "missing argument": (group_covariate, (GROUP,), {}, r"cannot be called with these arguments \(missing a required"),
     "no model": (3, (), {}, "3 is not a function"),
+    "a list": (regression, (X, list(Y)), {}, r"y: a list of 50 numbers cannot be batched; pass np.array\(y\)"),
     "pandas": (regression, (X, pd.Series(Y)), {}, r"y: a pandas Series cannot be batched; pass .to_numpy\(\)"),
 }
 
@@ -210,6 +211,15 @@ def test_a_model_without_a_finite_start_says_so():
     target = rw.from_numpyro(impossible, Y)
     with pytest.raises(ValueError, match=r"not finite at 100 starts.*pass position="):
         rw.sample(jax.random.key(0), rw.sgld(), target, steps=5, step_size=0.1, progress=False)
+
+
+def test_predictions_with_wrong_arguments_name_their_shapes():
+    target = rw.from_numpyro(regression, X, Y)
+    result = rw.sample(jax.random.key(0), rw.sgld(), target, steps=2, step_size=1e-4, progress=False)
+    with pytest.raises(ValueError, match=r"predictive: the model fails with these arguments \(x \(4, 3\)\).*left out"):
+        target.predictive(result, np.zeros((4, 3)))
+    with pytest.raises(ValueError, match=r"cannot be called with these arguments \(missing a required argument: 'x'"):
+        target.predictive(result, y=Y)
 
 
 def test_only_targets_of_models_predict():

@@ -76,7 +76,7 @@ def from_numpyro(
     and `to_arviz()` are constrained and include deterministic sites that do not have the rows as an axis.
 
         posterior = rw.from_numpyro(model, x, y=y)
-        result = rw.sample(key, rw.hasgld_sa(), posterior, steps=10_000, step_size=0.05, batch_size=500)
+        result = rw.sample(key, rw.auto(), posterior, steps=10_000, batch_size=500)
         predictions = posterior.predictive(result, new_x)
 
     Observed sites outside of the rows, and `numpyro.factor` without rows, are evaluated in every step. Discrete latent

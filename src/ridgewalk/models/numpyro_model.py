@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Number
 from typing import Any, NamedTuple
 
 import jax
@@ -81,7 +82,17 @@ def bind_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> Argumen
     for name, leaf in leaves.items():
         if hasattr(leaf, "iloc"):
             raise ValueError(f"{name}: a pandas {type(leaf).__name__} cannot be batched; pass .to_numpy()")
-    return Arguments(signature, structure, leaves)
+    found = Arguments(signature, structure, leaves)
+    _refuse_lists(bound.arguments, {leaf.shape[0] for leaf in found.arrays().values()})
+    return found
+
+
+def _refuse_lists(arguments: Mapping[str, Any], sizes: set[int]) -> None:
+    """Raise for a list of numbers that would be data: as long as an array, or there is none."""
+    for name, value in arguments.items():
+        numbers = isinstance(value, list) and len(value) > 1 and all(isinstance(x, Number) for x in value)
+        if numbers and (len(value) in sizes or not sizes):
+            raise ValueError(f"{name}: a list of {len(value)} numbers cannot be batched; pass np.array({name})")
 
 
 def _on_device(leaf: Any) -> Any:
@@ -216,7 +227,14 @@ class NumPyroModel:
         drawn = {name: result.posterior[name] for name in self.latents}
         model = handlers.uncondition(Rows(handlers.substitute(self.function, data=dict(self.fixed))))
         predict = Predictive(model, posterior_samples=drawn, batch_ndims=2)
-        found = predict(jax.random.key(0) if key is None else key, *args, **kwargs)
+        try:
+            found = predict(jax.random.key(0) if key is None else key, *args, **kwargs)
+        except (TypeError, ValueError, IndexError, AssertionError) as error:
+            described = bind_arguments(self.function, args, kwargs).described()
+            raise ValueError(
+                f"predictive: the model fails with these arguments ({described}): {error}; pass new values of what was "
+                "passed to from_numpyro, observed values left out"
+            ) from error
         return {name: np.asarray(value) for name, value in found.items()}
 
 

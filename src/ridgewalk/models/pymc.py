@@ -215,7 +215,7 @@ def from_pymc(model: Any, *, data: Sequence[str] | str | None = None) -> Any:
             …
             pm.Normal("y", x @ w, sigma, observed=y)
         posterior = rw.from_pymc(model)
-        result = rw.sample(key, rw.hasgld_sa(), posterior, steps=10_000, step_size=0.05, batch_size=500)
+        result = rw.sample(key, rw.auto(), posterior, steps=10_000, batch_size=500)
         predictions = posterior.predictive(result, x=new_features)
 
     Chains start at PyMC's initial point with jitter. JAX's precision is that of the user: call

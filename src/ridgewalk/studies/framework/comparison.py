@@ -147,6 +147,11 @@ def condition(g: jax.Array | np.ndarray, hessian: np.ndarray) -> float:
 
 
 def covariance_error(draws: np.ndarray, hessian: np.ndarray) -> float:
-    """Mean absolute log eigenvalue of the sample covariance whitened with the Hessian: 0 if exact."""
+    """The covariance error of the sample covariance."""
+    return covariance_distance(np.cov(draws.T), hessian)
+
+
+def covariance_distance(covariance: np.ndarray, hessian: np.ndarray) -> float:
+    """Mean absolute log eigenvalue of a covariance whitened with the Hessian: 0 if exact."""
     factor = np.linalg.cholesky(hessian).T
-    return float(np.abs(np.log(np.linalg.eigvalsh(factor @ np.cov(draws.T) @ factor.T))).mean())
+    return float(np.abs(np.log(np.linalg.eigvalsh(factor @ covariance @ factor.T))).mean())

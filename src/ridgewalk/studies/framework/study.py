@@ -301,6 +301,7 @@ LOCATIONS = {
     "convergence": "ridgewalk.studies.convergence.study:STUDY",
     "logistic": "ridgewalk.studies.logistic:STUDY",
     "outliers": "ridgewalk.studies.outliers:STUDY",
+    "tall": "ridgewalk.studies.tall.study:STUDY",
 }
 """The registry, in the order in which studies are reported. To add a study, add its location."""
 
