@@ -301,6 +301,8 @@ LOCATIONS = {
     "convergence": "ridgewalk.studies.convergence.study:STUDY",
     "logistic": "ridgewalk.studies.logistic:STUDY",
     "outliers": "ridgewalk.studies.outliers:STUDY",
+    "uci": "ridgewalk.studies.uci:STUDY",
+    "digits": "ridgewalk.studies.digits:STUDY",
 }
 """The registry, in the order in which studies are reported. To add a study, add its location."""
 
