@@ -59,7 +59,10 @@ def test_two_classes_have_one_logit_and_weights_move_the_border():
     assert np.all(np.isfinite(balanced.predict_proba(x)))
 
 
-@pytest.mark.parametrize("method", ["ensemble", "laplace", "swag"])
+@pytest.mark.parametrize(
+    "method",
+    ["ensemble", pytest.param("laplace", marks=pytest.mark.slow), pytest.param("swag", marks=pytest.mark.slow)],
+)
 def test_methods(method):
     x, y = blobs()
     model = small(method=method).fit(x, y)
@@ -67,6 +70,7 @@ def test_methods(method):
     assert model.report_.method == method
 
 
+@pytest.mark.slow
 def test_images_go_through_convolutions():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 4, 4))

@@ -55,6 +55,7 @@ def test_the_initialisation_does_not_matter():
     np.testing.assert_allclose(units[0], units[1], rtol=0.02)
 
 
+@pytest.mark.slow
 def test_networks_of_equinox_and_flax_and_our_own_have_the_same_prior():
     linen = pytest.importorskip("flax.linen")
 

@@ -15,7 +15,7 @@ from ridgewalk.neural import cli as commands
 from ridgewalk.neural.estimator import SAMPLERS
 from ridgewalk.neural.likelihoods import FIRST_NOISE, NOISE_WIDTH, Noisy
 from ridgewalk.neural.networks import mlp
-from ridgewalk.neural.posterior import PosteriorSpec, build, cold_weight, padded, padded_rows
+from ridgewalk.neural.posterior import PosteriorSpec, build, cold_weight, is_large, padded, padded_rows
 
 SPEC = PosteriorSpec(
     network=NETWORK, input_shape=(2,), likelihood=Noisy(3), prior=1.0, learnt_scales=True, dtype="float32"
@@ -77,12 +77,10 @@ def test_positions_and_parameters():
 
 
 def test_the_rule_for_cold_posteriors():
-    assert cold_weight(SPEC, 10, normalised=True) == 1
-    weights = 2 * 50 + 50 + 50 * 3 + 3
-    assert cold_weight(SPEC, 10, normalised=False) == pytest.approx(weights / 30)
-    large = SPEC._replace(network=mlp(hidden=(200, 200)))
-    weights = 2 * 200 + 200 + 200 * 201 + 200 * 3 + 3
-    assert cold_weight(large, 100, normalised=True) == pytest.approx(weights / 300)
+    assert not is_large(SPEC)
+    assert cold_weight(SPEC, 10) == pytest.approx((2 * 50 + 50 + 50 * 3 + 3) / 30)
+    assert cold_weight(SPEC, 1_000) == 1
+    assert is_large(SPEC._replace(network=mlp(hidden=(200, 200))))
 
 
 def test_scales_are_numbers_of_any_kind():

@@ -43,7 +43,7 @@ def test_a_pruned_model_is_small_on_disk_and_comes_back_whole(pruned, tmp_path):
     for one, other in zip(pruned._fitted.draws, again._fitted.draws, strict=True):
         np.testing.assert_array_equal(one, other)
     size = (tmp_path / "model" / "model.safetensors").stat().st_size
-    assert size < 0.55 * sum(leaf.nbytes for leaf in pruned._fitted.draws)  # biases and headers weigh in tiny networks
+    assert size < 0.7 * sum(leaf.nbytes for leaf in pruned._fitted.draws)  # biases and headers weigh in tiny networks
     x = waves(seed=1)[0]
     np.testing.assert_array_equal(pruned.predict(x[:1]), again.predict(x[:1]))
 

@@ -319,7 +319,9 @@ def test_other_methods_have_the_same_interface(line, method, tmp_path):
     np.testing.assert_array_equal(again.log_density(x, y), model.log_density(x, y))
 
 
-@pytest.mark.parametrize("settings", [{"likelihood": "student_t"}, {"noise": "input"}])
+@pytest.mark.parametrize(
+    "settings", [{"likelihood": "student_t"}, pytest.param({"noise": "input"}, marks=pytest.mark.slow)]
+)
 def test_other_noise(line, settings):
     x, y = line
     given = {**LINE, **settings, "step_size": 1e-5, "steps": 40, "burn_in": 20, "recalibration": "none"}

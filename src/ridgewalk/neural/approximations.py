@@ -101,7 +101,8 @@ def _curvature(target: Posterior, position: PyTree, posterior: NetworkPosterior)
         scaled = jnp.einsum("nab,nbp->nap", rows[2][:, None, None] * inner, jacobian)
         return total + jnp.einsum("nap,naq->pq", jacobian, scaled), None
 
-    prior = -jax.hessian(lambda vector: target.log_prior({**position, **unravel(vector)}))(flat)
+    log_prior: Any = target.log_prior
+    prior = -jax.hessian(lambda vector: log_prior({**position, **unravel(vector)}))(flat)
     hessian, _ = jax.lax.scan(add, prior, _in_blocks(target.data))
     values, vectors = jnp.linalg.eigh(hessian)
     return _Curvature(flat, jnp.maximum(values, 1e-6), vectors, parameters, terms)
@@ -172,8 +173,9 @@ def swag_draws(key: Key, target: Posterior, starts: PyTree, examples: int, count
         start = jax.tree.map(lambda leaf, c=chain: jnp.asarray(leaf[c]), starts)
         flat, unravel = ravel_pytree(start)
         steepest = _steepest(target, start)
-        rate = np.asarray(0.5 / max(float(steepest), 1e-12), flat.dtype)
-        draws = _swag(jax.random.fold_in(key, chain), target, start, rate, np.int32(examples), count=count)
+        rate = jnp.asarray(0.5 / max(float(steepest), 1e-12), flat.dtype)
+        rows = jnp.asarray(examples, jnp.int32)
+        draws = _swag(jax.random.fold_in(key, chain), target, start, rate, rows, count=count)
         found.append(jax.vmap(unravel)(draws))
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *found), SWAG_STEPS
 
@@ -192,12 +194,14 @@ def _swag(
     """Draws (draw, parameter) of the Gaussian; batches are of the first rows, those that are not padding."""
     flat, unravel = ravel_pytree(position)
     order, normals = jax.random.split(key)
+    log_prior: Any = target.log_prior
+    log_likelihood: Any = target.log_likelihood
 
     def potential(vector: Vector, rows: jax.Array) -> jax.Array:
         batch = jax.tree.map(lambda leaf: leaf[rows], target.data)
         weight = examples / rows.shape[0]
-        likelihood = jnp.sum(target.log_likelihood(unravel(vector), batch))
-        return -target.log_prior(unravel(vector)) - weight * likelihood
+        likelihood = jnp.sum(log_likelihood(unravel(vector), batch))
+        return -log_prior(unravel(vector)) - weight * likelihood
 
     def step(carry: Any, k: jax.Array) -> tuple[Any, None]:
         at, mean, squares, deviations = carry

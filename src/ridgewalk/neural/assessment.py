@@ -369,7 +369,7 @@ def assess_classes(probabilities: ArrayLike, codes: ArrayLike, bins: int = 15) -
         ece=float(np.sum(counts[used] * np.abs(share - sure)) / len(label)),
         confidence=sure,
         right=share,
-        counts=counts[used],
+        counts=counts[used].astype(float),
     )
 
 

@@ -131,8 +131,9 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         known = tuple(classes.tolist())
         fitted = Fitted([], fit_inputs(x), nothing, no_correction(0).correction, x.shape[1:], (), len(x), known)
         spec = self._spec(fitted)
-        data_weight = self._data_weight(spec, len(x), normalised=True)
-        settings = self._settings(spec, data_weight != 1, len(x))
+        cold = self._is_cold(spec)
+        data_weight = self._data_weight(spec, len(x), cold)
+        settings = self._settings(spec, cold, len(x))
         scaled, wanted = fitted.inputs.forward(x).astype(self.dtype), codes[:, None].astype(self.dtype)
         found = self._sample(spec, data_weight, settings, scaled, wanted, self._weights(classes, labels)[codes])
         gain = None
@@ -229,7 +230,7 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         found = np.minimum(np.searchsorted(self.classes_, labels), len(self.classes_) - 1)
         bad = np.flatnonzero(self.classes_[found] != labels)
         if bad.size:
-            raise ValueError(f"y: the label {labels[bad[0]]!r} of row {bad[0]} was not among those of the fit")
+            raise ValueError(f"y: the label {labels[bad[0]].item()!r} of row {bad[0]} was not among those of the fit")
         return found
 
     def evaluate(self, X: ArrayLike, y: ArrayLike) -> ClassAssessment:

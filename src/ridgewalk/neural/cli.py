@@ -245,7 +245,7 @@ def _matrix(x: Any) -> Any:
 def _load(path: Path) -> "NeuralRegressor | NeuralClassifier":
     from ridgewalk.neural.io import estimator_of  # noqa: PLC0415
 
-    model: NeuralRegressor | NeuralClassifier = estimator_of(path).load(path)  # type: ignore[assignment]
+    model: NeuralRegressor | NeuralClassifier = estimator_of(path).load(path)
     return model
 
 

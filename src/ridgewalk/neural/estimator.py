@@ -18,7 +18,7 @@ from ridgewalk.neural.compression import PrunedNetworks
 from ridgewalk.neural.conformal import Correction
 from ridgewalk.neural.fit import FitSettings, PosteriorSample, sample_posterior
 from ridgewalk.neural.networks import Network, count_weights, named_network
-from ridgewalk.neural.posterior import InputScaling, OutputScales, PosteriorSpec, build, cold_weight
+from ridgewalk.neural.posterior import InputScaling, OutputScales, PosteriorSpec, build, cold_weight, is_large
 from ridgewalk.neural.report import FitReport
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
 from ridgewalk.schedules import parse_interval
@@ -276,14 +276,21 @@ class NeuralEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _scaled(self, X: ArrayLike) -> np.ndarray:
         """Checked inputs in scaled units."""
-        scaled: np.ndarray = self._fitted.inputs.forward(self._checked_inputs(X)).astype(self.dtype)
+        x = self._checked_inputs(X)
+        scaled: np.ndarray = self._fitted.inputs.forward(x).astype(self.dtype)
         return scaled
 
-    def _data_weight(self, spec: PosteriorSpec, examples: int, normalised: bool) -> float:
+    def _is_cold(self, spec: PosteriorSpec, normalised: bool = True) -> bool:
+        """Whether few steps are made of a cold posterior, instead of sampling at temperature 1."""
+        if self.data_weight != "auto":
+            return not normalised or float(self.data_weight) != 1
+        return not normalised or is_large(spec)
+
+    def _data_weight(self, spec: PosteriorSpec, examples: int, cold: bool) -> float:
         """The power of the likelihood."""
         if self.data_weight != "auto":
             return float(self.data_weight)
-        return cold_weight(spec, examples, normalised)
+        return cold_weight(spec, examples) if cold else 1.0
 
     def _sample(
         self,

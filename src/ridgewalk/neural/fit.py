@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
@@ -190,7 +191,7 @@ def _jackknife(posterior: NetworkPosterior, target: Posterior, data: Data, start
         return None
     names = tuple(posterior.likelihood.start("float32"))
     densities = [
-        posterior.likelihood.log_likelihood({name: starts[name][chain] for name in names}, one, data.y)
+        posterior.likelihood.log_likelihood({n: starts[n][chain] for n in names}, jnp.asarray(one), jnp.asarray(data.y))
         for chain, one in enumerate(raw)
     ]
     return np.asarray(logsumexp(np.asarray(densities, float), axis=0))[: data.examples] - np.log(len(raw))

@@ -116,7 +116,7 @@ def function_prior(
 
     def log_spread(log_factor: float) -> float:
         with np.errstate(divide="ignore"):
-            return float(np.log(spread(np.float32(np.exp(log_factor)))))
+            return float(np.log(spread(jnp.asarray(np.exp(log_factor), jnp.float32))))
 
     with quick_compilation():
         factor = _solve(log_spread, float(np.log(variation)))

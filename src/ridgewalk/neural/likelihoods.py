@@ -27,11 +27,13 @@ FIRST_NOISE, NOISE_WIDTH = 0.2, 1.0
 INPUT_NOISE = 0.5
 """With noise="input", log σ(x) = log σ + 0.5 g(x), g an output of the network."""
 
-NOTHING = np.zeros((), np.float32)
-"""The log prior of no parameters; added to a number of any precision it does not change that."""
-
 TAIL_CENTRE = 1.5
 """Degrees of freedom ν = 2 + exp(a), a ~ N(1.5, 1): between 3.6 and 14 with probability 2/3."""
+
+
+def no_prior() -> Scalar:
+    """The log prior of no parameters; added to a number of any precision it does not change that."""
+    return jnp.zeros((), jnp.float32)
 
 
 class Observed(NamedTuple):
@@ -114,7 +116,7 @@ class Noisy:
             terms.append(jnp.sum(((own["log_noise"] - self._centre) / self.width) ** 2))
         if "log_tail" in own:
             terms.append((own["log_tail"] - TAIL_CENTRE) ** 2)
-        return -0.5 * sum(terms, start=NOTHING)
+        return -0.5 * sum(terms, start=no_prior())
 
     def observe(self, own: Own, raw: jax.Array) -> Observed:
         """Location, scale and degrees of freedom of every observation."""
@@ -168,7 +170,7 @@ class RelativeL2:
 
     def log_prior(self, own: Own) -> Scalar:
         """No parameters."""
-        return NOTHING
+        return no_prior()
 
     def observe(self, own: Own, raw: jax.Array) -> Observed:
         """Without noise."""
@@ -206,7 +208,7 @@ class Categorical:
 
     def log_prior(self, own: Own) -> Scalar:
         """No parameters."""
-        return NOTHING
+        return no_prior()
 
     def log_probabilities(self, raw: jax.Array) -> jax.Array:
         """(example, class)."""

@@ -20,7 +20,7 @@ from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.neural import OutputScaling
 from ridgewalk.neural.function_prior import FunctionPrior, function_prior
-from ridgewalk.neural.likelihoods import NOTHING, Likelihood
+from ridgewalk.neural.likelihoods import Likelihood, no_prior
 from ridgewalk.neural.networks import Model, Network, Shape, count_weights
 from ridgewalk.priors.base import AdaptivePrior, prior_by_leaf
 from ridgewalk.target import Posterior
@@ -125,16 +125,21 @@ def padded(x: np.ndarray, y: np.ndarray, each: np.ndarray, data_weight: float, w
     return Data(x[order], y[order], found, examples, data_weight)
 
 
-def cold_weight(spec: PosteriorSpec, examples: int, normalised: bool) -> float:
-    """The power of the likelihood: 1 for networks of up to 32,768 weights with a `normalised` likelihood.
+def is_large(spec: PosteriorSpec) -> bool:
+    """Whether the network has more weights than are sampled at temperature 1 by default."""
+    return _weights(spec) > MOST_WARM
 
-    Else it is weights per target, at least 1: posterior noise in so many weights takes longer to explore than to
-    fit, and swamps the fit.
+
+def cold_weight(spec: PosteriorSpec, examples: int) -> float:
+    """Weights per target, at least 1: the power of the likelihood of a cold posterior.
+
+    Posterior noise in very many weights takes longer to explore than to fit, and swamps the fit.
     """
-    weights = count_weights(jax.eval_shape(_built_model(spec).init, jax.random.key(0)))
-    if normalised and weights <= MOST_WARM:
-        return 1.0
-    return max(1.0, weights / (examples * spec.likelihood.network_outputs))
+    return max(1.0, _weights(spec) / (examples * spec.likelihood.network_outputs))
+
+
+def _weights(spec: PosteriorSpec) -> int:
+    return count_weights(jax.eval_shape(_built_model(spec).init, jax.random.key(0)))
 
 
 def build(spec: PosteriorSpec) -> NetworkPosterior:
@@ -199,7 +204,8 @@ def _build(spec: PosteriorSpec, model: Model) -> NetworkPosterior:
     def log_weights(position: PyTree) -> Scalar:
         if units is not None:
             return units.log_density(position["network"], position.get("scales"))
-        return NOTHING if isinstance(spec.prior, AdaptivePrior) else spec.prior(position["network"])
+        value: Scalar = no_prior() if isinstance(spec.prior, AdaptivePrior) else spec.prior(position["network"])
+        return value
 
     def log_prior(position: PyTree) -> Scalar:
         return log_weights(position) + likelihood.log_prior(own(position))

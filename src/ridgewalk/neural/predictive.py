@@ -170,7 +170,7 @@ class Mixture(NamedTuple):
 
     def predictive(self) -> Predictive:
         """Mean and standard deviation."""
-        variance = self.location.var(axis=0) + np.mean(self.variances(), axis=0)
+        variance = self.location.var(axis=0, ddof=min(1, len(self.location) - 1)) + np.mean(self.variances(), axis=0)
         return with_least_std(self.location.mean(axis=0), variance)
 
     def variances(self) -> Array:
@@ -323,7 +323,8 @@ def _programs(posterior: NetworkPosterior) -> dict[str, Program]:
         if isinstance(likelihood, Categorical):
             location = jnp.exp(likelihood.log_probabilities(raw))
             return location, jnp.zeros_like(location), jnp.asarray(jnp.inf, raw.dtype)
-        return tuple(likelihood.observe(draw, raw))  # type: ignore[return-value]
+        location, scale, degrees = likelihood.observe(draw, raw)
+        return location, scale, degrees
 
     def moments(draws: PyTree, x: jax.Array) -> tuple[jax.Array, ...]:
         """Welford's recursion over the draws: the array of all predictions is not formed."""

@@ -208,7 +208,7 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
         every = Fitted([], fit_inputs(x), fit_outputs(flat, self.output_scaling), nothing, *shapes, len(x))
         normalised = self.likelihood != "relative_l2"
         spec = self._spec(every)
-        cold = not normalised or self._data_weight(spec, len(x), normalised) != 1
+        cold = self._is_cold(spec, normalised)
         settings = self._settings(spec, cold, len(x))
         learn, held = _split(len(x), self._holdout(cold), settings.seed)
         fitted = every
@@ -216,7 +216,7 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
             scalings = fit_inputs(x[learn]), fit_outputs(flat[learn], self.output_scaling)
             fitted = Fitted([], *scalings, nothing, *shapes, len(learn))
             spec = self._spec(fitted)
-        data_weight = self._data_weight(spec, len(learn), normalised)
+        data_weight = self._data_weight(spec, len(learn), cold)
         fitted = fitted._replace(mixture=not cold)
         scaled = fitted.inputs.forward(x).astype(self.dtype)
         wanted = fitted.outputs.forward(flat)

@@ -116,8 +116,8 @@ def _pooled(rows: Sequence[DigitsRow]) -> ClassAssessment:
     confidence = np.bincount(bins, counts * sure, 15)[used] / total[used]
     share = np.bincount(bins, counts * right, 15)[used] / total[used]
     ece = float(np.sum(total[used] * np.abs(share - confidence)) / total.sum())
-    means = [float(np.mean([getattr(row, name) for row in rows])) for name in ("accuracy", "nll")]
-    return ClassAssessment(int(total.sum()), *means, float("nan"), ece, confidence, share, total[used])
+    accuracy, nll = (float(np.mean([getattr(row, name) for row in rows])) for name in ("accuracy", "nll"))
+    return ClassAssessment(int(total.sum()), accuracy, nll, float("nan"), ece, confidence, share, total[used])
 
 
 def build_report(settings: Settings, rows: Sequence[DigitsRow]) -> Report:

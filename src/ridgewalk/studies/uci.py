@@ -229,10 +229,10 @@ def plan(settings: Settings) -> list[Task]:
             for method in settings.methods:
                 if method == "gp" and rows > MOST_GP_ROWS:
                     continue
-                known = {"data": name, "split": split, "method": method}
+                known: dict[str, Any] = {"data": name, "split": split, "method": method}
                 if method not in ("gp", "boosting"):
-                    known |= {"steps": settings.steps, "burn_in": settings.burn_in}  # type: ignore[dict-item]
-                    known |= {"optimiser_steps": settings.optimiser_steps}  # type: ignore[dict-item]
+                    known |= {"steps": settings.steps, "burn_in": settings.burn_in}
+                    known |= {"optimiser_steps": settings.optimiser_steps}
 
                 def run(_: Path, name: str = name, split: int = split, method: str = method) -> UciRow:
                     return measure(name, split, method, settings)
