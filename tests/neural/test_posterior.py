@@ -92,7 +92,7 @@ def test_scales_are_numbers_of_any_kind():
 
 
 def test_the_command_has_the_default_prior_and_the_names_of_the_class():
-    for name in ("prior", "network", "r_hat"):
+    for name in ("prior", "network", "r_hat", "likelihood"):
         default = inspect.signature(rw.NeuralRegressor).parameters[name].default
         assert inspect.signature(commands.fit).parameters[name].default == default
     assert set(get_args(neural.SamplerName)) == {"auto", *SAMPLERS}

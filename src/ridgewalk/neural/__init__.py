@@ -7,11 +7,12 @@ from typing import Literal
 
 MethodName = Literal["sample", "ensemble", "laplace", "swag"]
 SamplerName = Literal["auto", "hamcmc", "hasgld_sa", "psgld", "sghmc", "sgld", "sgnht"]
-LikelihoodName = Literal["gaussian", "student_t", "relative_l2"]
+LikelihoodName = Literal["student_t", "gaussian", "relative_l2"]
 NoiseKind = Literal["each", "shared", "input"]
 RecalibrationName = Literal["auto", "conformal", "temperature", "none"]
 OutputScaling = Literal["each", "together"]
 
 DEFAULT_NETWORK = "mlp"
+DEFAULT_LIKELIHOOD: LikelihoodName = "student_t"
 DEFAULT_PRIOR = 1.5
 """How much functions of the prior vary over the inputs, in standard deviations of the targets."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ridgewalk._cli_errors import errors_as_messages
 from ridgewalk._validation import requires_extra
 from ridgewalk.neural import (
+    DEFAULT_LIKELIHOOD,
     DEFAULT_NETWORK,
     DEFAULT_PRIOR,
     LikelihoodName,
@@ -52,7 +53,7 @@ def fit(
     ] = DEFAULT_NETWORK,
     method: Annotated[MethodName, typer.Option(help="Sampling, or an approximation of the posterior.")] = "sample",
     sampler: Annotated[SamplerName, typer.Option(help="The sampler.")] = "auto",
-    likelihood: Annotated[LikelihoodName, typer.Option(help="The likelihood; regression only.")] = "gaussian",
+    likelihood: Annotated[LikelihoodName, typer.Option(help="The likelihood; regression only.")] = DEFAULT_LIKELIHOOD,
     noise: Annotated[NoiseKind, typer.Option(help="What the noise depends on; regression only.")] = "each",
     prior: Annotated[
         float, typer.Option(help="How much functions of the prior vary, in standard deviations of the targets.")

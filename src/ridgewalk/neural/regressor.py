@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ridgewalk._validation import check_between, check_positive, requires_extra
 from ridgewalk.neural import (
+    DEFAULT_LIKELIHOOD,
     DEFAULT_NETWORK,
     DEFAULT_PRIOR,
     LikelihoodName,
@@ -96,7 +97,8 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
         method: "sample"; or, from the same modes, "ensemble" (the modes themselves), "laplace" (the network linearised
             at each mode, with the full Gauss–Newton covariance) or "swag".
         sampler: "auto", the name of a sampler such as "hasgld_sa" or "sgld", or a `Sampler`.
-        likelihood: "gaussian" or "student_t" with learnt noise, or "relative_l2", the relative error of a whole field.
+        likelihood: "student_t" (Student's t with learnt degrees of freedom, close to a Gaussian where they are many) or
+            "gaussian", both with learnt noise; or "relative_l2", the relative error of a whole field.
         prior: how much functions of the prior vary over the inputs, in standard deviations of the targets
             (`ridgewalk.neural.function_prior`); or a log prior of the network's weights, such as `gaussian_prior(0.5)`,
             `spike_and_slab()` or a function of them. The noise has a prior of its own.
@@ -142,7 +144,7 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
         hidden: tuple[int, ...] | None = None,
         method: MethodName = "sample",
         sampler: Any = "auto",
-        likelihood: LikelihoodName = "gaussian",
+        likelihood: LikelihoodName = DEFAULT_LIKELIHOOD,
         prior: Any = DEFAULT_PRIOR,
         sparsity: float = 0.0,
         data_weight: float | str = "auto",

@@ -117,7 +117,9 @@ def _pooled(rows: Sequence[DigitsRow]) -> ClassAssessment:
     share = np.bincount(bins, counts * right, 15)[used] / total[used]
     ece = float(np.sum(total[used] * np.abs(share - confidence)) / total.sum())
     accuracy, nll = (float(np.mean([getattr(row, name) for row in rows])) for name in ("accuracy", "nll"))
-    return ClassAssessment(int(total.sum()), accuracy, nll, float("nan"), ece, confidence, share, total[used].astype(float))
+    return ClassAssessment(
+        int(total.sum()), accuracy, nll, float("nan"), ece, confidence, share, total[used].astype(float)
+    )
 
 
 def build_report(settings: Settings, rows: Sequence[DigitsRow]) -> Report:
