@@ -87,6 +87,7 @@ def test_the_automatic_step_size_is_stored_for_one_fit_only(tmp_path, monkeypatc
     assert tiny(**cold).fit(x[:-1], y[:-1]).report_.step_size == 1e-7
 
 
+@pytest.mark.slow
 def test_rounds_go_on_until_the_predictions_mix(tmp_path, monkeypatch):
     """Each round is twice as long as the one before; one that was stopped is resumed at its own length."""
     x, y = waves()

@@ -11,10 +11,11 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tests.neural.fits import TINY, tiny, waves
+from tests.neural.fits import tiny, waves
 
 import ridgewalk as rw
 from ridgewalk.neural import fit, optimiser
+from ridgewalk.neural.estimator import network_of
 from ridgewalk.neural.io import ABOUT, ARRAYS, ModelError
 from ridgewalk.neural.networks import FunctionNetwork, mlp
 from ridgewalk.neural.posterior import fit_inputs, fit_outputs
@@ -350,11 +351,21 @@ def test_max_time_ends_the_sampling(line, monkeypatch):
         rw.NeuralRegressor(**LINE, max_time=1e-6).fit(x, y)
 
 
-def test_names_stand_for_sizes(data):
-    small = tiny(network="mlp:5x4:relu", recalibration="none").fit(*data)
-    assert small.draws_["network"].layers[1].weight.shape[1:] == (5, 4)
-    assert small.report_.network == "mlp:5x4:relu"
-    assert TINY["steps"] == small.report_.phases[-1].steps
+def test_names_stand_for_sizes():
+    network = network_of("mlp:5x4:relu")
+    assert network is network_of("mlp:5x4:relu"), "fits share compiled programs"
+    model = network.build((3,), 2)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    assert [layer.weight.shape for layer in shapes.layers] == [(3, 5), (5, 4), (4, 2)]
+    assert [layer.weight.shape for layer in _shapes("mlp", (7,))] == [(3, 7), (7, 2)]
+    assert [layer.weight.shape for layer in _shapes("mlp", None)] == [(3, 50), (50, 2)]
+    images = jax.eval_shape(network_of("conv:2x3").build((8, 8), 4).init, jax.random.key(0))
+    assert [layer.weight.shape for layer in images.convolutions] == [(3, 3, 1, 2), (3, 3, 2, 3)]
+    assert images.dense[0].weight.shape == (12, 4)
+
+
+def _shapes(name, hidden):
+    return jax.eval_shape(network_of(name, hidden).build((3,), 2).init, jax.random.key(0)).layers
 
 
 @pytest.mark.slow
