@@ -151,8 +151,8 @@ def test_the_command_line_without_typer_names_the_extra(tmp_path):
     assert "pip install 'ridgewalk[cli]'" in done.stderr
 
 
-def test_a_surrogate_without_scikit_learn_names_the_extra(tmp_path):
-    done = without_optional_modules("import ridgewalk as rw; rw.SurrogateRegressor", tmp_path)
+def test_a_regressor_without_scikit_learn_names_the_extra(tmp_path):
+    done = without_optional_modules("import ridgewalk as rw; rw.NeuralRegressor", tmp_path)
     assert done.stderr.endswith("pip install 'ridgewalk[neural]'\n")
 
 

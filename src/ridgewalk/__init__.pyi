@@ -37,10 +37,11 @@ from ridgewalk.kernel import build_kernel as build_kernel
 from ridgewalk.kernel import preconditioner_matrix as preconditioner_matrix
 from ridgewalk.models.numpyro import from_numpyro as from_numpyro
 from ridgewalk.models.pymc import from_pymc as from_pymc
+from ridgewalk.neural.classifier import NeuralClassifier as NeuralClassifier
 from ridgewalk.neural.compression import CompressedModel as CompressedModel
 from ridgewalk.neural.compression import compress as compress
 from ridgewalk.neural.networks import Model as Model
-from ridgewalk.neural.regressor import SurrogateRegressor as SurrogateRegressor
+from ridgewalk.neural.regressor import NeuralRegressor as NeuralRegressor
 from ridgewalk.preconditioners.base import AdaptivePreconditioner as AdaptivePreconditioner
 from ridgewalk.preconditioners.base import FactorMethods as FactorMethods
 from ridgewalk.preconditioners.base import Operator as Operator

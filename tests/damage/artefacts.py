@@ -58,14 +58,22 @@ class Model:
 
     def make(self, root):
         x = np.linspace(-1, 1, 30)[:, None]
-        model = rw.SurrogateRegressor(
-            sampler="sgld", optimiser_steps=20, steps=30, burn_in=10, draws=6, chains=2, sparsity=0.0
+        model = rw.NeuralRegressor(
+            hidden=(4,),
+            sampler="sgld",
+            step_size=1e-5,
+            optimiser_steps=20,
+            steps=30,
+            burn_in=10,
+            draws=6,
+            chains=2,
+            holdout=0.2,
         )
         model.fit(x, np.sin(3 * x))
         model.save(root / "model")
 
     def read(self, root):
-        model = rw.SurrogateRegressor.load(root / "model")
+        model = rw.NeuralRegressor.load(root / "model")
         fitted = model._fitted
         parts = (*fitted.draws, *fitted.inputs, *fitted.outputs, fitted.correction.scores)
         text = (

@@ -282,8 +282,8 @@ def test_bad_parameters():
         compress({"a": np.ones((6, 5))})
     with pytest.raises(ValueError, match=r"with axes for chains and draws.* pass one chain: jax.tree.map"):
         compress(jax.tree.map(lambda leaf: np.ones((2, 3, *leaf.shape)), good))
-    with pytest.raises(ValueError, match=r"model: SurrogateRegressor is not a ridgewalk.Model; .*sparsity=0.7"):
-        rw.compress(rw.SurrogateRegressor(), good)
+    with pytest.raises(ValueError, match=r"model: NeuralRegressor is not a ridgewalk.Model; .*sparsity=0.7"):
+        rw.compress(rw.NeuralRegressor(), good)
     with pytest.raises(ValueError, match=r"parameters: a has shape \(5, 6\); the model takes \(6, 5\)"):
         compress(good | {"a": np.ones((5, 6))})
     with pytest.raises(ValueError, match="some arrays have an axis for draws and others none"):

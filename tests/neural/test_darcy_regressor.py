@@ -17,7 +17,7 @@ def fields(samples, kappa_0=10.0, variance=2.0, first=0):
 
 @pytest.fixture(scope="module")
 def surrogate():
-    model = rw.SurrogateRegressor("mlp", "hasgld_sa", optimiser_steps=500, steps=150, burn_in=50)
+    model = rw.NeuralRegressor("mlp:64x64:silu", optimiser_steps=500, steps=150, burn_in=50)
     return model.fit(*fields(200))
 
 

@@ -11,7 +11,8 @@ from tests.neural.fits import tiny, waves
 
 import ridgewalk as rw
 from ridgewalk.neural import fit
-from ridgewalk.neural.fit import Checkpointing, Schedule, optimise, stable_step_size
+from ridgewalk.neural.fit import stable_step_size
+from ridgewalk.neural.optimiser import Checkpointing, Schedule, optimise
 from ridgewalk.sampling.runner import StopFlag
 
 SAMPLERS = {
@@ -50,7 +51,7 @@ def test_a_fit_with_another_number_of_rows_compiles_nothing(sampler):
 
     fitted(60)
     with compilations() as compiled:
-        assert [fitted(rows).report_.examples for rows in (61, 90, 300)] == [49, 72, 240]
+        assert [fitted(rows).report_.examples for rows in (61, 90, 160)] == [49, 72, 128]
     assert compiled == []
 
 
@@ -75,11 +76,52 @@ def test_the_optimiser_does_not_depend_on_the_data_weight():
 
 def test_the_automatic_step_size_is_stored_for_one_fit_only(tmp_path, monkeypatch):
     x, y = waves()
-    stored = tiny(checkpoint=tmp_path).fit(x, y).report_.step_size
+    cold = {"checkpoint": tmp_path, "data_weight": 5.0, "step_size": "auto"}
+    stored = tiny(**cold).fit(x, y).report_.step_size
     monkeypatch.setattr(fit, "stable_step_size", lambda *_: 1e-7)
     shutil.rmtree(tmp_path / "sampling")
-    assert tiny(checkpoint=tmp_path).fit(x, y).report_.step_size == stored
+    assert tiny(**cold).fit(x, y).report_.step_size == stored
     for folder in tmp_path.iterdir():
         if folder.is_dir():
             shutil.rmtree(folder)
-    assert tiny(checkpoint=tmp_path).fit(x[:-1], y[:-1]).report_.step_size == 1e-7
+    assert tiny(**cold).fit(x[:-1], y[:-1]).report_.step_size == 1e-7
+
+
+@pytest.mark.slow
+def test_rounds_go_on_until_the_predictions_mix(tmp_path, monkeypatch):
+    """Each round is twice as long as the one before; one that was stopped is resumed at its own length."""
+    x, y = waves()
+    lengths, run = [], fit.sample
+
+    def noted(*arguments, **options):
+        lengths.append(options["steps"])
+        return run(*arguments, **options)
+
+    class Killed(Exception):
+        pass
+
+    def killed(*arguments, **options):
+        if options["steps"] > 300:
+            raise Killed
+        return noted(*arguments, **options)
+
+    monkeypatch.setattr(fit, "FIRST_ROUND", 300)
+    settings = {"steps": 1_000, "burn_in": 120, "step_size": "auto", "sampler": "sghmc", "hidden": (2,)}
+    settings |= {"network": "mlp", "recalibration": "none", "optimiser_steps": 20, "draws": 20}
+    monkeypatch.setattr(fit, "sample", noted)
+    whole = tiny(**settings, r_hat=0.5).fit(x, y)
+    assert lengths == [300, 600, 1_000]
+    assert "is above 0.5; no more steps were asked for" in whole.report_.ending
+    assert whole.report_.draws == 20
+    lengths.clear()
+    monkeypatch.setattr(fit, "sample", killed)
+    with pytest.raises(Killed):
+        tiny(**settings, r_hat=0.5, checkpoint=tmp_path).fit(x, y)
+    monkeypatch.setattr(fit, "sample", noted)
+    again = tiny(**settings, r_hat=0.5, checkpoint=tmp_path).fit(x, y)
+    assert lengths == [300, 600, 1_000]
+    np.testing.assert_array_equal(again.predict(x), whole.predict(x))
+    lengths.clear()
+    easy = tiny(**settings, r_hat=100.0).fit(x, y)
+    assert lengths == [300]
+    assert "is at most 100" in easy.report_.ending

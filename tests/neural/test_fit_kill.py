@@ -22,15 +22,17 @@ OPTIONS = [
     "--optimiser-steps",
     "300",
     "--steps",
-    "300",
+    "600",
     "--burn-in",
-    "60",
+    "120",
     "--draws",
     "8",
     "--checkpoint-every",
     "25",
     "--seed",
     "5",
+    "--r-hat",
+    "0.5",
 ]
 
 

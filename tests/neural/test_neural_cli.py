@@ -13,7 +13,7 @@ import pytest
 import typer
 import xarray as xr
 import zarr
-from tests.neural.fits import waves
+from tests.neural.fits import blobs, waves
 from typer.testing import CliRunner
 
 import ridgewalk as rw
@@ -28,13 +28,19 @@ TINY = [
     "--optimiser-steps",
     "200",
     "--learning-rate",
-    "0.02",
+    "0.05",
     "--steps",
     "24",
     "--burn-in",
     "8",
     "--draws",
     "8",
+    "--step-size",
+    "1e-7",
+    "--holdout",
+    "0.2",
+    "--recalibration",
+    "conformal",
 ]
 
 
@@ -83,11 +89,30 @@ def test_from_data_to_scores(folder, model):
     assert scores["coverage"] == [pytest.approx(inside[:, :2].mean())]
     assert scores["relative_error"] < 5
     assert scores["nll"] is not None
-    assert scores["r2"] == pytest.approx(rw.SurrogateRegressor.load(model).score(*waves(seed=1)))
+    assert scores["r2"] == pytest.approx(rw.NeuralRegressor.load(model).score(*waves(seed=1)))
     table = run("evaluate", model, "--data", folder / "test.npz")
     assert "relative error" in table.output
     assert "R²" in table.output
     assert "coverage at 0.95" in table.output
+
+
+def test_classes_from_data_to_scores(tmp_path):
+    for name, seed in (("train", 0), ("test", 1)):
+        x, y = blobs(seed=seed)
+        np.savez(tmp_path / f"{name}.npz", X=x, Y=y)
+    options = [*TINY[:-4], "--network", "mlp:4", "--step-size", "1e-3", "--sampler", "sgld"]
+    fitted = run(
+        "fit", "--task", "classification", "--data", tmp_path / "train.npz", "--out", tmp_path / "model", *options
+    )
+    assert fitted.exit_code == 0, fitted.output
+    done = run("predict", tmp_path / "model", "--data", tmp_path / "test.npz", "--out", tmp_path / "p.npz")
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "p.npz") as found:
+        assert found["probability"].shape == (80, 3)
+        share = np.mean(found["label"] == blobs(seed=1)[1])
+    done = run("evaluate", tmp_path / "model", "--data", tmp_path / "test.npz", "--json")
+    assert json.loads(done.stdout)["accuracy"] == pytest.approx(share)
+    assert "ECE" in run("evaluate", tmp_path / "model", "--data", tmp_path / "test.npz").output
 
 
 def test_version():
@@ -144,7 +169,9 @@ def test_darcy_data_sets_go_straight_in(tmp_path):
             ["fit", "--data", "data.npz", "--network", "source"],
             "(3,) is not a field; this network takes inputs of shape (ex",
         ),
-        (["fit", "--data", "data.npz", "--steps", "100"], "--steps: 100 include --burn-in 200"),
+        (["fit", "--data", "data.npz", "--steps", "100", "--burn-in", "200"], "--steps: 100 include --burn-in 200"),
+        (["fit", "--data", "data.npz", "--task", "classification"], "Y: its shape in data.npz is (60, 3)"),
+        (["fit", "--data", "data.npz", "--network", "resnet"], "--network: 'resnet' is unknown"),
         (["predict", "nothing", "--data", "data.npz"], "nothing does not exist"),
         (["fit", "--data", "data.npz", "--batch-size", "1000000"], "--batch-size 1000000: the data have 60 examples"),
         (
@@ -283,7 +310,7 @@ def test_every_command_works_where_the_terminal_takes_ascii_only(folder, model, 
 def test_inputs_of_another_shape(folder, model):
     done = run("predict", model, "--data", folder / "bad.npz", "--inputs", "wide", "--out", folder / "w.npz")
     assert done.exit_code == 2
-    assert "X has 4 features, but SurrogateRegressor is expecting 3 features" in done.output
+    assert "X has 4 features, but NeuralRegressor is expecting 3 features" in done.output
     done = run("evaluate", model, "--data", folder / "bad.npz", "--inputs", "Y", "--targets", "wide")
     assert done.exit_code == 2
     assert "targets: shape (60, 4) does not fit" in done.output

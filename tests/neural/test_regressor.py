@@ -14,7 +14,8 @@ from sklearn.preprocessing import StandardScaler
 from tests.neural.fits import tiny, waves
 
 import ridgewalk as rw
-from ridgewalk.neural import fit
+from ridgewalk.neural import fit, optimiser
+from ridgewalk.neural.estimator import network_of
 from ridgewalk.neural.io import ABOUT, ARRAYS, ModelError
 from ridgewalk.neural.networks import FunctionNetwork, mlp
 from ridgewalk.neural.posterior import fit_inputs, fit_outputs
@@ -96,6 +97,7 @@ def test_fields_with_a_relative_error_and_a_prior_of_ones_own():
         likelihood="relative_l2",
         recalibration="temperature",
         optimiser_steps=500,
+        step_size="auto",
     ).fit(x, y)
     mean, std = model.predict(x, return_std=True)
     assert seen[0] == ["b", "w"]
@@ -123,7 +125,7 @@ def test_pipeline_clone_and_cross_validation(data, fitted):
 def test_a_saved_model_predicts_the_same(data, fitted, tmp_path):
     x, path = data[0], tmp_path / "model"
     fitted.save(path)
-    loaded = rw.SurrogateRegressor.load(path, network=fitted.network)
+    loaded = rw.NeuralRegressor.load(path, network=fitted.network)
     for one, other in zip(fitted.predict(x, return_std=True), loaded.predict(x, return_std=True), strict=True):
         np.testing.assert_array_equal(one, other)
     for one, other in zip(fitted.predict_interval(x, 0.8), loaded.predict_interval(x, 0.8), strict=True):
@@ -146,11 +148,11 @@ def test_files_that_were_changed_are_refused(fitted, tmp_path):
 
     def refused(match, network=network):
         with pytest.raises(ModelError, match=match):
-            rw.SurrogateRegressor.load(path, network=network)
+            rw.NeuralRegressor.load(path, network=network)
 
     refused("pass it again", network=None)
     refused(r"the network has network.layers.0.weight \[3, 9\]", network=mlp(hidden=(9,)))
-    refused(r"network.layers.1.weight \[64, 2\]", network=mlp(hidden=(64,)))
+    refused(r"network.layers.1.weight \[50, 50\]", network=mlp(hidden=(50, 50)))
     flipped = bytearray(arrays)
     flipped[-3] ^= 1
     for content in (bytes(flipped), arrays[:-10], b""):
@@ -170,16 +172,30 @@ def test_files_that_were_changed_are_refused(fitted, tmp_path):
         (path / ABOUT).write_text(content)
         refused(match)
     with pytest.raises(ModelError, match="does not exist"):
-        rw.SurrogateRegressor.load(tmp_path / "nothing")
+        rw.NeuralRegressor.load(tmp_path / "nothing")
     (path / ABOUT).write_text(about)
-    loaded = rw.SurrogateRegressor.load(path, network=network)
+    loaded = rw.NeuralRegressor.load(path, network=network)
     assert loaded.report_.draws == fitted.report_.draws
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"network": "resnet"}, "network: 'resnet' is unknown; use one of 'mlp'"),
+        ({"network": "resnet"}, "network: 'resnet' is unknown; use one of 'conv', 'mlp'"),
+        ({"network": "mlp:0x3"}, "empty layer"),
+        ({"network": "mlp:a"}, "write them as 64x64"),
+        ({"network": "mlp:3:sin"}, "activation 'sin' is unknown"),
+        ({"network": "mlp:3", "hidden": (4,)}, "both give the hidden layers"),
+        ({"hidden": (4,)}, "hidden: .* has its own sizes"),
+        ({"network": "mlp", "hidden": "wide"}, "hidden: 'wide'"),
+        ({"network": "source", "hidden": (4,)}, "hidden: .*'source', which has its own sizes"),
+        ({"method": "guess"}, "method: 'guess'"),
+        ({"method": "laplace", "likelihood": "relative_l2"}, "needs a normalised likelihood"),
+        ({"method": "swag", "sparsity": 0.5}, "not by 'swag'"),
+        ({"noise": "much"}, "noise: 'much'"),
+        ({"r_hat": -1.0}, "r_hat: -1.0"),
+        ({"max_time": 0}, "max_time: 0"),
+        ({"batch_size": "big"}, "batch_size: 'big'.*or 'auto'"),
         ({"network": 3}, "network: int is not a Network"),
         ({"sampler": "nuts"}, "sampler: 'nuts' is unknown"),
         ({"sampler": rw.sgld}, "call it"),
@@ -226,7 +242,7 @@ def test_a_fit_that_stops_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     class Killed(Exception):
         pass
 
-    advance, calls = fit.advance_steps, []
+    advance, calls = optimiser.advance_steps, []
 
     def dying(*arguments, **options):
         calls.append(1)
@@ -235,7 +251,7 @@ def test_a_fit_that_stops_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
         return advance(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fit, "advance_steps", dying)
+        patch.setattr(optimiser, "advance_steps", dying)
         with pytest.raises(Killed):
             tiny(**settings).fit(x, y)
     with pytest.raises(ValueError, match="begun with other settings"):
@@ -245,19 +261,120 @@ def test_a_fit_that_stops_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
         with pytest.raises(Killed):
             tiny(**settings).fit(x, y)
     with monkeypatch.context() as patch:
-        patch.setattr(fit, "advance_steps", None)  # the optimiser phase is over: it is not done again
+        patch.setattr(optimiser, "advance_steps", None)  # the optimiser phase is over: it is not done again
         np.testing.assert_array_equal(tiny(**settings).fit(x, y).predict(x), whole)
 
 
+@pytest.fixture(scope="module")
+def line():
+    """A straight line with noise 0.3, and its exact posterior predictive distribution."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(50, 2))
+    return x, x @ np.array([1.0, -0.5]) + 0.3 * rng.normal(size=50)
+
+
+LINE = {"hidden": (3,), "optimiser_steps": 150, "steps": 400, "burn_in": 150, "draws": 40, "chains": 2}
+
+
+@pytest.fixture(scope="module")
+def sampled(line):
+    return rw.NeuralRegressor(**LINE).fit(*line)
+
+
+def test_warm_up_leave_one_out_and_what_sampling_added(line, sampled):
+    x, y = line
+    report = sampled.report_
+    assert report.data_weight == 1
+    assert report.held_out == 0
+    assert report.examples == 50
+    assert "no more steps were asked for" in report.ending or "is at most 1.1" in report.ending
+    assert report.gain is not None
+    assert report.gain.how == "leave-one-out estimates"
+    for word in ("sampling added", "leave-one-out coverage of the raw intervals", "sampling ended after 400 steps"):
+        assert word in str(report)
+    densities = sampled.log_density(x, y)
+    assert densities.shape == (50,)
+    mean, std = sampled.predict(x, return_std=True)
+    gaussian = -0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(densities.mean(), gaussian.mean(), atol=0.15)
+    lower, upper = sampled.predict_interval(x, 0.9)
+    assert 0.8 < np.mean((lower < y) & (y < upper)) <= 1.0
+    np.testing.assert_allclose((upper - lower).mean(), 2 * 1.645 * std.mean(), rtol=0.1)
+    with pytest.raises(ValueError, match="does not fit predictions"):
+        sampled.log_density(x, y[:-1])
+
+
+@pytest.mark.parametrize("method", ["ensemble", "laplace", "swag"])
+def test_other_methods_have_the_same_interface(line, method, tmp_path):
+    x, y = line
+    model = rw.NeuralRegressor(**{**LINE, "method": method}).fit(x, y)
+    assert model.report_.draws == (2 if method == "ensemble" else 40)
+    assert model.score(x, y) > 0.8
+    mean, std = model.predict(x, return_std=True)
+    lower, upper = model.predict_interval(x)
+    assert np.all((lower < upper) & (std > 0))
+    assert method in str(model.report_)
+    model.save(tmp_path / "model")
+    again = rw.NeuralRegressor.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(x), mean)
+    np.testing.assert_array_equal(again.log_density(x, y), model.log_density(x, y))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"likelihood": "gaussian"}, pytest.param({"noise": "input"}, marks=pytest.mark.slow)],
+)
+def test_other_noise(line, settings):
+    x, y = line
+    given = {**LINE, **settings, "step_size": 1e-5, "steps": 40, "burn_in": 20, "recalibration": "none"}
+    model = rw.NeuralRegressor(**given).fit(x, y)
+    assert model.score(x, y) > 0.8
+    assert np.isfinite(model.log_density(x, y)).all()
+    assert ("log_tail" in model.draws_) == ("likelihood" not in settings)
+
+
+def test_scores_of_rows_left_out_of_each_chain(line):
+    """Recalibration without holding out: every row has a score of the chain that did not learn from it."""
+    x, y = line
+    given = {**LINE, "step_size": 1e-5, "steps": 40, "burn_in": 20, "recalibration": "conformal"}
+    model = rw.NeuralRegressor(**given).fit(x, y)
+    assert model.report_.held_out == 0
+    assert model._fitted.correction.scores.shape == (50, 1)
+    assert "rows left out" in str(model.report_)
+    assert model.report_.gain.how == "on rows left out of each chain"
+    assert model.report_.draws == 40
+
+
+def test_max_time_ends_the_sampling(line, monkeypatch):
+    x, y = line
+    with pytest.raises(fit.FitError, match=r"max_time: 1e-06 s were over after .* in the burn-in"):
+        rw.NeuralRegressor(**LINE, max_time=1e-6).fit(x, y)
+
+
+def test_names_stand_for_sizes():
+    network = network_of("mlp:5x4:relu")
+    assert network is network_of("mlp:5x4:relu"), "fits share compiled programs"
+    model = network.build((3,), 2)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    assert [layer.weight.shape for layer in shapes.layers] == [(3, 5), (5, 4), (4, 2)]
+    assert [layer.weight.shape for layer in _shapes("mlp", (7,))] == [(3, 7), (7, 2)]
+    assert [layer.weight.shape for layer in _shapes("mlp", None)] == [(3, 50), (50, 2)]
+    images = jax.eval_shape(network_of("conv:2x3").build((8, 8), 4).init, jax.random.key(0))
+    assert [layer.weight.shape for layer in images.convolutions] == [(3, 3, 1, 2), (3, 3, 2, 3)]
+    assert images.dense[0].weight.shape == (12, 4)
+
+
+def _shapes(name, hidden):
+    return jax.eval_shape(network_of(name, hidden).build((3,), 2).init, jax.random.key(0)).layers
+
+
 @pytest.mark.slow
-def test_few_examples_are_not_drowned_by_many_weights():
-    """4,418 weights and 160 targets: at the full temperature the chains forget what the optimiser learnt (R² = 0)."""
+def test_large_networks_have_a_cold_posterior():
+    """More weights than 32,768: at temperature 1 chains of few steps forget what the optimiser learnt."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, (300, 2))
     y = np.sin(2 * x[:, 0]) * x[:, 1] + 0.1 * rng.normal(size=300)
-    model = rw.SurrogateRegressor(
-        "mlp", random_state=0, learning_rate=0.01, optimiser_steps=1_000, steps=200, burn_in=100
-    ).fit(x[:200], y[:200])
-    assert model.report_.data_weight == pytest.approx(4418 / 160, rel=0.01)
-    assert "to the power 27.6" in str(model.report_)
+    model = rw.NeuralRegressor("mlp:190x180", optimiser_steps=1_000, steps=200, burn_in=100).fit(x[:200], y[:200])
+    assert model.report_.data_weight == pytest.approx(35_131 / 160, rel=0.01)
+    assert "cold posterior: likelihood to the power 220" in str(model.report_)
     assert model.score(x[200:], y[200:]) > 0.9

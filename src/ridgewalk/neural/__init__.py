@@ -5,11 +5,14 @@ Here are the names that the estimators and the command line share; this module d
 
 from typing import Literal
 
-NetworkName = Literal["mlp", "permeability", "source"]
-SamplerName = Literal["hamcmc", "hasgld_sa", "psgld", "sghmc", "sgld", "sgnht"]
-LikelihoodName = Literal["gaussian", "relative_l2"]
-RecalibrationName = Literal["conformal", "temperature", "none"]
+MethodName = Literal["sample", "ensemble", "laplace", "swag"]
+SamplerName = Literal["auto", "hamcmc", "hasgld_sa", "psgld", "sghmc", "sgld", "sgnht"]
+LikelihoodName = Literal["student_t", "gaussian", "relative_l2"]
+NoiseKind = Literal["each", "shared", "input"]
+RecalibrationName = Literal["auto", "conformal", "temperature", "none"]
 OutputScaling = Literal["each", "together"]
 
-DEFAULT_PRIOR = 0.6
-"""Prior standard deviation of a weight, in units of the root mean square of its array at initialisation."""
+DEFAULT_NETWORK = "mlp"
+DEFAULT_LIKELIHOOD: LikelihoodName = "student_t"
+DEFAULT_PRIOR = 1.5
+"""How much functions of the prior vary over the inputs, in standard deviations of the targets."""

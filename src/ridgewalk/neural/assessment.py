@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ridgewalk.neural.regressor import SurrogateRegressor
+    from ridgewalk.neural.regressor import NeuralRegressor
 
 Array = NDArray[np.float64]
 
@@ -101,11 +101,12 @@ class Assessment(NamedTuple):
     coverage: Array
     """Share of the targets inside the central interval of each level."""
     width: Array
-    """Mean width of the intervals of each level: of two calibrated distributions the narrower is better."""
+    """Mean width of the intervals of each level: of two calibrated distributions the narrower is better; NaN where only
+    the distribution function at the targets is known."""
     calibration_error: float
     """Mean over the levels of |coverage − level|."""
     nll: float | None
-    """Of the Gaussian with the same mean and standard deviation; None where only intervals are known."""
+    """Of the mixture over draws, or of the Gaussian with the same moments; None where only intervals are known."""
     crps: float | None
 
     def __repr__(self) -> str:
@@ -114,7 +115,9 @@ class Assessment(NamedTuple):
         scores = "" if self.nll is None or self.crps is None else f"NLL {self.nll:.4g}, CRPS {self.crps:.4g}, "
         return (
             f"Assessment({scores}calibration error {self.calibration_error:.3f}, "
-            f"coverage {self.coverage[at]:.3f} at {self.levels[at]:g}, width {self.width[at]:.4g})"
+            f"coverage {self.coverage[at]:.3f} at {self.levels[at]:g}"
+            + ("" if np.isnan(self.width[at]) else f", width {self.width[at]:.4g}")
+            + ")"
         )
 
 
@@ -147,6 +150,15 @@ def assess(predictive: Predictive, targets: ArrayLike, levels: ArrayLike = LEVEL
     shape = assess_intervals(gaussian_intervals(known, levels), wanted)
     nll, score = gaussian_nll(wanted, *known).mean(), gaussian_crps(wanted, *known).mean()
     return shape._replace(nll=float(nll), crps=float(score))
+
+
+def assess_cumulative(cumulative: Array, log_density: Array, levels: ArrayLike = LEVELS) -> Assessment:
+    """Coverage from the predictive distribution functions at the targets (example, output), and log densities."""
+    wanted = checked_levels(levels)
+    distance = 2 * np.abs(cumulative - 0.5)
+    covered = np.array([np.mean(distance <= level) for level in wanted])
+    nll = -float(log_density.mean()) / cumulative.shape[1]
+    return Assessment(wanted, covered, np.full(len(wanted), np.nan), calibration_error(wanted, covered), nll, None)
 
 
 def assess_draws(draws: ArrayLike, targets: ArrayLike, levels: ArrayLike = LEVELS) -> Assessment:
@@ -213,7 +225,7 @@ class Evaluation(NamedTuple):
     """Mean of ‖prediction − target‖/‖target‖ over examples, in per cent; None where a target is zero."""
     rmse: float
     r2: float | None
-    """R² of the mean, averaged over outputs, as `SurrogateRegressor.score` gives it; None for a single example."""
+    """R² of the mean, averaged over outputs, as `NeuralRegressor.score` gives it; None for a single example."""
     nll: float
     crps: float
     calibration_error: float
@@ -242,7 +254,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    model: "SurrogateRegressor", inputs: ArrayLike, targets: ArrayLike, levels: ArrayLike = EVALUATION_LEVELS
+    model: "NeuralRegressor", inputs: ArrayLike, targets: ArrayLike, levels: ArrayLike = EVALUATION_LEVELS
 ) -> Evaluation:
     """Scores of a fitted model on data it was not fitted to."""
     with requires_extra("neural"):
@@ -260,13 +272,26 @@ def evaluate(
     varying = outputs.varying
     mean, std = outputs.mean(known.mean), outputs.std(fitted.correction.std(known))
     scores = flat[:, varying], mean[:, varying], std[:, varying]
-    distance = np.abs(flat[:, varying] - mean[:, varying])
+    nll = float(gaussian_nll(*scores).mean())
+    if fitted.mixture:
+        nll = -float(model.log_density(inputs, targets).mean()) / int(varying.sum())
 
-    def half(level: float) -> Array:
-        return outputs.std(fitted.correction.half_width(known, level))[:, varying]
+    if model._raw_mixture():
+        mixture, wanted = model._mixture(inputs), outputs.forward(flat)
+        curve = assess_cumulative(mixture.cumulative(wanted), mixture.log_density(wanted)).coverage
+        scale = outputs.scale[None, varying]
+        sides = [[mixture.quantile(0.5 * (1 + sign * level)) for sign in (-1, 1)] for level in wanted_levels]
+        shares = [np.mean((lower <= wanted) & (wanted <= upper)) for lower, upper in sides]
+        widths = [np.mean(scale * (upper - lower)) for lower, upper in sides]
+    else:
+        distance = np.abs(flat[:, varying] - mean[:, varying])
 
-    curve = np.array([np.mean(distance <= half(level)) for level in LEVELS])
-    halves = [half(float(level)) for level in wanted_levels]
+        def half(level: float) -> Array:
+            return outputs.std(fitted.correction.half_width(known, level))[:, varying]
+
+        curve = np.array([np.mean(distance <= half(level)) for level in LEVELS])
+        halves = [half(float(level)) for level in wanted_levels]
+        shares, widths = [np.mean(distance <= h) for h in halves], [np.mean(2 * h) for h in halves]
     lengths = np.linalg.norm(flat, axis=1)
     return Evaluation(
         examples=len(true),
@@ -274,10 +299,97 @@ def evaluate(
         relative_error=100 * float(relative_errors(mean, flat).mean()) if np.all(lengths > 0) else None,
         rmse=float(np.sqrt(np.mean((mean - flat) ** 2))),
         r2=float(r2_score(flat, mean)) if len(flat) > 1 else None,
-        nll=float(gaussian_nll(*scores).mean()),
+        nll=nll,
         crps=float(gaussian_crps(*scores).mean()),
         calibration_error=calibration_error(np.asarray(LEVELS), curve),
         levels=tuple(wanted_levels.tolist()),
-        coverage=tuple(float(np.mean(distance <= h)) for h in halves),
-        width=tuple(float(np.mean(2 * h)) for h in halves),
+        coverage=tuple(map(float, shares)),
+        width=tuple(map(float, widths)),
     )
+
+
+# Classes
+
+
+class ClassAssessment(NamedTuple):
+    """How well probabilities of classes fit labels."""
+
+    examples: int
+    accuracy: float
+    nll: float
+    """Mean of −log probability of the label."""
+    brier: float
+    """Mean squared distance of the probabilities from the label's indicator."""
+    ece: float
+    """Expected calibration error: mean over examples of |share right − confidence| in their bin of confidence."""
+    confidence: Array
+    """Mean confidence of each bin that has examples."""
+    right: Array
+    """Share of right predictions in these bins."""
+    counts: Array
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in self._asdict().items()}
+
+    def table(self) -> Table:
+        """The scores as a table for the terminal."""
+        table = Table(title=f"{self.examples} examples", title_justify="left")
+        table.add_column("score")
+        table.add_column("value", justify="right")
+        for name, value in (("accuracy", self.accuracy), ("NLL", self.nll), ("Brier", self.brier), ("ECE", self.ece)):
+            table.add_row(name, f"{value:.4f}")
+        return table
+
+
+def assess_classes(probabilities: ArrayLike, codes: ArrayLike, bins: int = 15) -> ClassAssessment:
+    """Scores of probabilities (example, class) of labels by their numbers; `bins` of confidence, evenly spaced."""
+    known, label = np.asarray(probabilities, float), np.asarray(codes)
+    if known.ndim != 2 or label.shape != known.shape[:1] or len(label) == 0:
+        raise ValueError(
+            f"codes: shape {label.shape} does not fit probabilities {known.shape}; give one number for each row of "
+            "(example, class)"
+        )
+    if label.min() < 0 or label.max() >= known.shape[1]:
+        raise ValueError(f"codes: numbers of classes from 0 to {known.shape[1] - 1} are wanted, not {label.max()}")
+    if not np.allclose(known.sum(axis=1), 1, atol=1e-3) or known.min() < 0:
+        raise ValueError("probabilities: rows are not probabilities; they must be positive and sum to 1")
+    confidence, right = known.max(axis=1), known.argmax(axis=1) == label
+    at = np.minimum((confidence * bins).astype(int), bins - 1)
+    counts = np.bincount(at, minlength=bins)
+    used = counts > 0
+    sure = np.bincount(at, confidence, bins)[used] / counts[used]
+    share = np.bincount(at, right, bins)[used] / counts[used]
+    tiny = np.finfo(float).tiny
+    return ClassAssessment(
+        examples=len(label),
+        accuracy=float(right.mean()),
+        nll=-float(np.log(np.maximum(known[np.arange(len(label)), label], tiny)).mean()),
+        brier=float(np.mean(np.sum((known - np.eye(known.shape[1])[label]) ** 2, axis=1))),
+        ece=float(np.sum(counts[used] * np.abs(share - sure)) / len(label)),
+        confidence=sure,
+        right=share,
+        counts=counts[used].astype(float),
+    )
+
+
+def draw_class_reliability(assessments: Mapping[str, ClassAssessment]) -> "Figure":
+    """The reliability diagram: share of right predictions against confidence, one curve for every name."""
+    with requires_extra("plots"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - optional
+        from matplotlib.figure import Figure  # noqa: PLC0415
+
+    if not 0 < len(assessments) <= len(STYLES):
+        raise ValueError(f"assessments: {len(assessments)} curves; give 1 to {len(STYLES)} for a readable figure")
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    _draw_diagonal(axes, None)
+    for (name, known), (colour, marker) in zip(assessments.items(), STYLES, strict=False):
+        label = f"{name}: ECE {100 * known.ece:.1f} %"
+        axes.plot(known.confidence, known.right, label=label, color=colour, marker=marker, markersize=4.5)
+    axes.set(title="Reliability", xlabel="confidence", ylabel="share of predictions that are right")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    return figure

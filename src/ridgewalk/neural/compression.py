@@ -21,8 +21,8 @@ from ridgewalk._io import NewerFormatError, read_tensors, write_tensors
 from ridgewalk._pytree import leaf_names
 from ridgewalk._types import PyTree
 from ridgewalk.neural.networks import Model
-from ridgewalk.neural.posterior import PosteriorSpec, noise_of
-from ridgewalk.neural.predictive import Predictive, with_least_std
+from ridgewalk.neural.posterior import PosteriorSpec
+from ridgewalk.neural.predictive import Mixture, Predictive
 from ridgewalk.neural.sparse_matmul import Pattern, SparseMatrix, pattern, wins
 
 FORMAT = "ridgewalk-compressed-1"
@@ -403,7 +403,7 @@ def compress(model: Model, parameters: PyTree) -> CompressedModel:
     if not (callable(getattr(model, "init", None)) and callable(getattr(model, "apply", None))):
         raise ValueError(
             f"model: {type(model).__name__} is not a ridgewalk.Model; pass Model(init, apply), or what a network's "
-            "build(input_shape, outputs) gives. A SurrogateRegressor needs none of this: fitted with sparsity=0.7, it "
+            "build(input_shape, outputs) gives. A NeuralRegressor needs none of this: fitted with sparsity=0.7, it "
             "saves and predicts in sparse form"
         )
     template = jax.eval_shape(model.init, jax.random.key(0))
@@ -465,13 +465,15 @@ class PrunedNetworks:
         if not any(model.sparse_layers(len(x)) for model in self._models):
             return None
         values = np.concatenate([model.predict(x) for model in self._models]).astype(float)
-        noise = noise_of(spec, draws)
-        variance = values.var(axis=0, ddof=1) + np.mean(noise**2, axis=0)
-        return with_least_std(values.mean(axis=0), variance)
+        likelihood: Any = spec.likelihood
+        first = {name: np.asarray(draws[name]) for name in likelihood.start(spec.dtype)}
+        seen = [likelihood.observe({k: v[i] for k, v in first.items()}, value) for i, value in enumerate(values)]
+        location, scale = (np.stack([np.asarray(part[i], float) for part in seen]) for i in (0, 1))
+        return Mixture(location, scale, np.array([float(part.degrees) for part in seen])).predictive()
 
 
 def _compressed(spec: PosteriorSpec, draws: PyTree) -> list[CompressedModel]:
-    model = spec.network.build(spec.input_shape, spec.outputs)
-    weights = draws["network"] if spec.likelihood == "gaussian" else draws
+    model = spec.network.build(spec.input_shape, spec.likelihood.network_outputs)
+    weights = draws["network"]
     runs = runs_with_equal_zeros([np.asarray(leaf) for leaf in jax.tree.leaves(weights)])
     return [compress(model, jax.tree.map(lambda leaf, run=run: leaf[run], weights)) for run in runs]

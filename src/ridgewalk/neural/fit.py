@@ -1,20 +1,24 @@
-"""The phases of a fit: Adam to a mode for every chain, a step size, and sampling. Each can be killed and resumed.
+"""The phases of a fit: Adam to a mode for every chain, then draws. Each phase can be killed and resumed.
 
-**Optimiser.** Adam on Ũ(θ) / (N m w), N examples of m outputs with likelihood power w (`data_weight`), with linear
-warm-up over the first twentieth and cosine decay. Batch k of a start depends on its key and k only, so a resumed phase
-ends as an uninterrupted one.
+**Sampling at w = 1.** `ridgewalk.sample` with warm-up, which finds step size and friction, in rounds: the run is made
+twice as long until the predictions of the last half of its draws have an R-hat of at most `r_hat`, or until `steps` or
+`max_time` is reached. Whether to go on depends on the draws only, so that a resumed fit ends as an uninterrupted one.
 
-**Step size.** A chain is stable up to ε = 2/λ_max(G H). Where G approximates H⁻¹, batches of n from N examples add
-noise of variance ε² G C G, C ≈ (N/n) H, to the 2 ε G of a step: a fraction ε N/(2n). With ε = 0.1 (n/N) · 2/λ_max(G
-H), both the discretisation error and the fraction of gradient noise stay near a tenth. Dynamics with friction α inject
-only 2 ε α G of their own, and get a step α times as long. A likelihood power w > 1 makes gradient noise w times as
-large against the rest. Steps are not made shorter for it, as chains of a few hundred steps would hardly move:
-directions that the data determine are then sampled at a power of about w / (1 + w/10) instead of w.
+**Sampling of cold posteriors, w > 1.** A chain is stable up to ε = 2/λ_max(G H). Where G approximates H⁻¹, batches of n
+from N examples add noise of variance ε² G C G, C ≈ (N/n) H, to the 2 ε G of a step: a fraction ε N/(2n). With ε = 0.1
+(n/N) · 2/λ_max(G H), both the discretisation error and the fraction of gradient noise stay near a tenth. Dynamics with
+friction α inject only 2 ε α G of their own, and get a step α times as long. A likelihood power w > 1 makes gradient
+noise w times as large against the rest. Steps are not made shorter for it, as chains of a few hundred steps would
+hardly move: directions that the data determine are then sampled at a power of about w / (1 + w/10) instead of w.
+
+The other methods start from the same modes: see `approximations`.
 """
 
 import contextlib
 import json
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,29 +27,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from scipy.special import logsumexp
 
 from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._io import read_json_object, seal, sole_writer, unseal, write_atomically
 from ridgewalk._pytree import layout_of
-from ridgewalk._types import Key, PyTree, Scalar
+from ridgewalk._types import Key, PyTree
 from ridgewalk.dynamics import Hamiltonian
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler
-from ridgewalk.neural import DEFAULT_PRIOR
+from ridgewalk.neural import DEFAULT_PRIOR, MethodName
+from ridgewalk.neural.approximations import jackknife, laplace_draws, swag_draws
 from ridgewalk.neural.networks import count_weights
+from ridgewalk.neural.optimiser import Checkpointing, Schedule, optimise
 from ridgewalk.neural.posterior import Data, NetworkPosterior, PosteriorSpec, build, padded
+from ridgewalk.neural.predictive import Mixing, mixing, predictions_of_draws, probe_rows
 from ridgewalk.neural.report import Phase
 from ridgewalk.preconditioners.dense import Dense, DenseScaled
 from ridgewalk.preconditioners.lbfgs import LBFGS, SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
 from ridgewalk.result import Result
-from ridgewalk.sampling import checkpoint
-from ridgewalk.sampling.checkpoint import Checkpoint, config_snapshot, differences
+from ridgewalk.sampling.checkpoint import config_snapshot
 from ridgewalk.sampling.loop import stability_limit
-from ridgewalk.sampling.runner import ChunkSizer, Report, StopFlag, progress_bar, stop_on_signal
+from ridgewalk.sampling.runner import RunProgress, progress_bar, stop_on_signal
 from ridgewalk.sampling.sample import sample
-from ridgewalk.schedules import Every, parse_interval
+from ridgewalk.schedules import Every
 from ridgewalk.target import Posterior
 
 SEQUENTIAL_FROM = 1_000_000
@@ -55,7 +61,7 @@ QUICK_WORK = 10**11
 """Weights × examples of all gradients up to which a fit is short against compiling it with full optimisation."""
 
 FRACTION = 0.1
-"""The automatic step size as a fraction of the stability limit."""
+"""The automatic step size of a cold posterior as a fraction of the stability limit."""
 
 SCALED_AT_START = Dense, DenseScaled, LowRank, SnapshotLBFGS, LBFGS
 """Without a `first_curvature` they start at G₀ = I/λ_max(H), so that λ_max(G₀ H) = 1 is known."""
@@ -63,160 +69,30 @@ SCALED_AT_START = Dense, DenseScaled, LowRank, SnapshotLBFGS, LBFGS
 EXAMPLES = 64
 """Examples that λ_max is estimated on."""
 
+FIRST_ROUND = 12_000
+"""Steps after which it is asked for the first time whether the chains have mixed."""
 
-class Schedule(NamedTuple):
-    """Steps and learning rate of the optimiser, and the units of its loss."""
-
-    steps: int
-    learning_rate: float
-    batch_size: int
-    outputs: int
-    data_weight: float
-    """w: divided out, so that gradients are clipped at the same norm whatever it is."""
-    examples: int | None = None
-    """N, where it is not the number of rows."""
-
-    def optimiser(self) -> optax.GradientTransformation:
-        """Adam, with gradients clipped at norm 1: the first ones may be large."""
-        warm = max(self.steps // 20, 1)
-        rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warm, max(self.steps, warm + 1))
-        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-
-    @property
-    def without_units(self) -> "Schedule":
-        """What fixes the compiled loop: not the numbers of the data."""
-        return self._replace(outputs=1, data_weight=1.0, examples=None)
-
-
-class OptimiserState(NamedTuple):
-    """Position, state of Adam, and losses so far."""
-
-    position: PyTree
-    optimiser: PyTree
-    losses: jax.Array
-    """Ũ / (N m w) of every step made so far, zero for the others."""
-
-
-class Checkpointing(NamedTuple):
-    """Where checkpoints of a start go (None: nowhere), how often, and with which settings."""
-
-    folder: Path | None
-    checkpoint_every: Every
-    settings: dict[str, object]
-
-
-class Optimised(NamedTuple):
-    """The end of an optimiser phase."""
-
-    position: PyTree
-    losses: np.ndarray
-    finished: bool
-
-
-def _begin(position: PyTree, *, schedule: Schedule) -> OptimiserState:
-    dtype = jnp.result_type(*jax.tree.leaves(position))
-    return OptimiserState(position, schedule.optimiser().init(position), jnp.zeros(schedule.steps, dtype))
-
-
-def _advance(
-    target: Posterior, key: Key, at: OptimiserState, start: Any, stop: Any, units: Any, *, schedule: Schedule
-) -> OptimiserState:
-    optimiser = schedule.optimiser()
-
-    def loss(position: PyTree, rows: jax.Array) -> Scalar:
-        batch = jax.tree.map(lambda x: x[rows], target.data)
-        value = target.potential(position, batch)
-        return value / units.astype(value.dtype)
-
-    def step(k: Scalar, at: OptimiserState) -> OptimiserState:
-        rows = jax.random.randint(jax.random.fold_in(key, k), (schedule.batch_size,), 0, target.size)
-        value, gradient = jax.value_and_grad(loss)(at.position, rows)
-        updates, state = optimiser.update(gradient, at.optimiser, at.position)
-        return OptimiserState(optax.apply_updates(at.position, updates), state, at.losses.at[k].set(value))
-
-    return jax.lax.fori_loop(start, stop, step, at)
-
-
-begin_steps = jit(_begin, static_argnames="schedule")
-advance_steps = jit(_advance, static_argnames="schedule", donate_argnums=2)
-
-
-def optimise(
-    key: Key,
-    target: Posterior,
-    position: PyTree,
-    schedule: Schedule,
-    checkpointing: Checkpointing,
-    report: Report,
-    request: StopFlag,
-) -> Optimised:
-    """All steps, or those until a signal arrives; resumed from the newest checkpoint where there is one."""
-    fixed = schedule.without_units
-    units = np.float32((schedule.examples or target.size) * schedule.outputs * schedule.data_weight)
-    at, done = _resumed(begin_steps(position, schedule=fixed), checkpointing)
-    between = parse_interval(checkpointing.checkpoint_every, "checkpoint_every")
-    sizer, saved_at, saved = ChunkSizer(), time.monotonic(), done
-    while done < schedule.steps and not request.signal:
-        stop = min(done + sizer.length, schedule.steps)
-        if between[0] is not None:
-            stop = min(stop, (done // between[0] + 1) * between[0])
-        at = advance_steps(target, key, at, np.int32(done), np.int32(stop), units, schedule=fixed)
-        newest = np.asarray(at.losses)[stop - 1 : stop]
-        sizer.record(stop - done)
-        done = stop
-        report(done, newest, np.isfinite(newest))
-        if not np.isfinite(newest).all():
-            raise ValueError(
-                f"learning_rate: {schedule.learning_rate} made the loss {newest[0]} in optimiser step {done}; "
-                "lower it by a factor of 10, or check the data for extreme values"
-            )
-        seconds = between[1]
-        if done % between[0] == 0 if between[0] is not None else time.monotonic() - saved_at >= (seconds or 0):
-            _save(at, done, checkpointing)
-            saved_at, saved = time.monotonic(), done
-    if done > saved:
-        _save(at, done, checkpointing)
-    return Optimised(at.position, np.asarray(at.losses, float)[:done], done == schedule.steps)
-
-
-def _save(at: OptimiserState, done: int, checkpointing: Checkpointing) -> None:
-    if checkpointing.folder is None:
-        return
-    arrays = [np.array(leaf) for leaf in jax.tree.leaves(at)]
-    checkpoint.write(checkpointing.folder, Checkpoint(done, arrays, config_snapshot(checkpointing.settings)))
-
-
-def _resumed(fresh: OptimiserState, checkpointing: Checkpointing) -> tuple[OptimiserState, int]:
-    if checkpointing.folder is None:
-        return fresh, 0
-    checkpointing.folder.mkdir(parents=True, exist_ok=True)
-    found = checkpoint.latest(checkpointing.folder)
-    if found is None:
-        return fresh, 0
-    changed = differences(found.settings, config_snapshot(checkpointing.settings))
-    if changed:
-        listed = "\n  ".join(changed)
-        raise ValueError(
-            f"checkpoint: {checkpointing.folder} was begun with other settings:\n  {listed}\n"
-            "use the same settings, or another folder"
-        )
-    leaves, structure = jax.tree.flatten(fresh)
-    if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in found.arrays]:
-        raise ValueError(f"checkpoint: arrays in {checkpointing.folder} do not fit this network; use another folder")
-    return jax.tree.unflatten(structure, [jnp.asarray(x) for x in found.arrays]), found.step
+STORED_NUMBERS = 2**26
+"""About how many parameters the draws hold from which those that are kept are chosen."""
 
 
 class FitSettings(NamedTuple):
-    """How a posterior is sampled."""
+    """How draws of a posterior are made."""
 
+    method: MethodName
+    cold: bool
+    """Whether few steps are made of a cold posterior, without warm-up."""
     optimiser_steps: int
     learning_rate: float
     steps: int
     burn_in: int
     draws: int
     chains: int | None
-    batch_size: int
+    batch_size: int | None
+    """None for all rows."""
     step_size: float | str
+    r_hat: float | None
+    max_time: float | None
     seed: int
     checkpoint: Path | None
     checkpoint_every: Every
@@ -224,22 +100,46 @@ class FitSettings(NamedTuple):
 
 
 class PosteriorSample(NamedTuple):
-    """Draws of the weights, and how they were made."""
+    """Draws of the parameters, and how they were made."""
 
     draws: PyTree
     """Leaves (draw, …), chain after chain, of the chains that did not diverge."""
+    modes: PyTree
+    """The parameters that the optimiser found, leaves (chain, …)."""
+    jackknife: np.ndarray | None
+    """log density of each example under the modes without it (see `approximations.jackknife`), where it is known."""
     chains: int
     weights: int
-    phases: tuple[Phase, Phase]
+    phases: tuple[Phase, ...]
     step_size: float
     temperature: float
+    mixing: Mixing
+    ending: str
+    """Why sampling ended, in words; empty for other methods."""
+    health: tuple[str, ...]
+
+
+class _Sampled(NamedTuple):
+    """The draws of a sampler, as positions (chain, draw, …)."""
+
+    positions: PyTree
+    phase: Phase
+    step_size: float
+    temperature: float
+    ending: str
     health: tuple[str, ...]
 
 
 def sample_posterior(
-    spec: PosteriorSpec, sampler: Sampler, x: np.ndarray, y: np.ndarray, data_weight: float, settings: FitSettings
+    spec: PosteriorSpec,
+    sampler: Sampler,
+    x: np.ndarray,
+    y: np.ndarray,
+    each: np.ndarray,
+    data_weight: float,
+    settings: FitSettings,
 ) -> PosteriorSample:
-    """Draws from the posterior of a network's weights, given scaled data."""
+    """Draws from the posterior of a network's weights, given scaled data and a weight of each example."""
     with contextlib.ExitStack() as stack:
         if settings.checkpoint is not None:
             settings.checkpoint.mkdir(parents=True, exist_ok=True)
@@ -247,25 +147,135 @@ def sample_posterior(
         posterior = build(spec)
         weights = count_weights(jax.eval_shape(posterior.start, jax.random.key(0)))
         chains = settings.chains or (4 if weights < SEQUENTIAL_FROM else 2)
-        data = padded(x, y, data_weight, weights)
-        settings = settings._replace(chains=chains, batch_size=min(settings.batch_size, len(data.x)))
-        work = weights * chains * settings.batch_size * (settings.optimiser_steps + settings.steps)
+        whole = settings.batch_size is None
+        data = padded(x, y, each, data_weight, weights, whole=whole)
+        batch_size = None if settings.batch_size is None else min(settings.batch_size, len(data.x))
+        settings = settings._replace(chains=chains, batch_size=batch_size)
+        work = weights * chains * (batch_size or len(data.x)) * (settings.optimiser_steps + settings.steps)
         stack.enter_context(quick_compilation(work <= QUICK_WORK))
         target = posterior.posterior(data)
+        probes = x[probe_rows(len(x))]
         starts, first = _optimised(spec, posterior, target, data, chains, settings)
-        step_size = _step_size(spec, sampler, target, data, jax.tree.map(lambda leaf: leaf[0], starts), settings)
-        result, second = _sampled(sampler, target, data, starts, step_size, weights, settings)
-        draws = jax.tree.map(lambda leaf: result.load_leaf(leaf).reshape(-1, *leaf.shape[2:]), result.positions)
-        _check_finite((first, second), draws)
+        modes = _parameters(posterior, starts)
+        found = _draws(spec, posterior, sampler, target, data, starts, weights, probes, settings)
+        draws = _merged(found.positions)
+        if settings.method != "laplace":  # which gives parameters
+            draws = _parameters(posterior, draws)
+        phases = (first,) if settings.method == "ensemble" else (first, found.phase)
+        _check_finite(phases, draws)
+        count = len(jax.tree.leaves(found.positions)[0])
+        mixed, jackknifed = Mixing(float("nan"), float("nan")), None
+        if settings.method == "sample":
+            mixed = _mixing(spec, draws, probes, count)
+            if whole and not settings.cold:
+                jackknifed = _jackknife(posterior, target, data, starts)
     return PosteriorSample(
         draws=draws,
-        chains=int(result.alive.sum()),
+        modes=modes,
+        jackknife=jackknifed,
+        chains=count,
         weights=weights,
-        phases=(first, second),
-        step_size=step_size,
-        temperature=float(np.mean(np.asarray(result.info.temperature)[result.alive])),
-        health=tuple(map(str, result.status)),
+        phases=phases,
+        step_size=found.step_size,
+        temperature=found.temperature,
+        mixing=mixed,
+        ending=found.ending,
+        health=found.health,
     )
+
+
+def _jackknife(posterior: NetworkPosterior, target: Posterior, data: Data, starts: PyTree) -> np.ndarray | None:
+    """log density (example,) of the mixture of the modes without the example."""
+    raw = jackknife(posterior, target, starts)
+    if raw is None:
+        return None
+    names = tuple(posterior.likelihood.start("float32"))
+    densities = [
+        posterior.likelihood.log_likelihood({n: starts[n][chain] for n in names}, jnp.asarray(one), jnp.asarray(data.y))
+        for chain, one in enumerate(raw)
+    ]
+    return np.asarray(logsumexp(np.asarray(densities, float), axis=0))[: data.examples] - np.log(len(raw))
+
+
+def merge_folds(spec: PosteriorSpec, parts: list[PosteriorSample], x: np.ndarray) -> PosteriorSample:
+    """Fits of one chain each as one fit."""
+    least = min(len(jax.tree.leaves(part.draws)[0]) for part in parts)
+    draws = jax.tree.map(lambda *leaves: np.concatenate([leaf[-least:] for leaf in leaves]), *(p.draws for p in parts))
+    modes = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.modes for part in parts))
+    phases = tuple(
+        Phase(
+            each[0].name,
+            max(phase.steps for phase in each),
+            sum(phase.seconds for phase in each),
+            float(np.mean([phase.first_loss for phase in each])),
+            float(np.mean([phase.last_loss for phase in each])),
+        )
+        for each in zip(*(part.phases for part in parts), strict=True)
+    )
+    return parts[0]._replace(
+        draws=draws,
+        modes=modes,
+        jackknife=None,
+        chains=len(parts),
+        phases=phases,
+        step_size=float(np.median([part.step_size for part in parts])),
+        temperature=float(np.mean([part.temperature for part in parts])),
+        mixing=_mixing(spec, draws, x[probe_rows(len(x))], len(parts)),
+        health=tuple(status for part in parts for status in part.health),
+    )
+
+
+def _merged(positions: PyTree) -> PyTree:
+    """(chain, draw, …) as (draw, …)."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), positions)
+
+
+def _mixing(spec: PosteriorSpec, draws: PyTree, probes: np.ndarray, chains: int) -> Mixing:
+    """How well the predictions of examples mix."""
+    values = predictions_of_draws(spec, draws, probes)
+    return mixing(values.reshape(chains, -1, *values.shape[1:]))
+
+
+def _parameters(posterior: NetworkPosterior, positions: PyTree) -> PyTree:
+    """Parameters (draw, …) of positions (draw, …)."""
+    return jax.tree.map(np.asarray, _map_positions(positions, convert=posterior.parameters))
+
+
+@partial(jit, static_argnames="convert")
+def _map_positions(positions: PyTree, *, convert: Callable[[PyTree], PyTree]) -> PyTree:
+    return jax.lax.map(convert, positions)
+
+
+def _draws(
+    spec: PosteriorSpec,
+    posterior: NetworkPosterior,
+    sampler: Sampler,
+    target: Posterior,
+    data: Data,
+    starts: PyTree,
+    weights: int,
+    probes: np.ndarray,
+    settings: FitSettings,
+) -> _Sampled:
+    """By the method that is asked for."""
+    chains, key = settings.chains or 1, jax.random.key(settings.seed)
+    if settings.method == "sample":
+        if not settings.cold and isinstance(settings.step_size, str):
+            return _sampled_until_mixed(spec, posterior, sampler, target, data, starts, weights, probes, settings)
+        step_size = _step_size(spec, sampler, target, data, jax.tree.map(lambda leaf: leaf[0], starts), settings)
+        return _sampled(sampler, target, data, starts, step_size, weights, settings)
+    began, each = time.perf_counter(), -(-settings.draws // chains)
+    nothing = float("nan")
+    if settings.method == "ensemble":
+        positions = jax.tree.map(lambda leaf: leaf[:, None], starts)
+        steps = 0
+    elif settings.method == "laplace":
+        positions, steps = laplace_draws(jax.random.fold_in(key, 1), posterior, target, starts, each), 0
+    else:
+        rows = data.examples if settings.batch_size is None else len(data.x)  # without padding of weight 0
+        positions, steps = swag_draws(jax.random.fold_in(key, 2), target, starts, rows, each)
+    phase = Phase(settings.method, steps, time.perf_counter() - began, nothing, nothing)
+    return _Sampled(positions, phase, nothing, nothing, "", ("finished",) * chains)
 
 
 @partial(jit, static_argnames="chains")
@@ -283,7 +293,7 @@ class FitError(RuntimeError):
 def _check_finite(phases: tuple[Phase, ...], draws: PyTree) -> None:
     """Raise where the loss of a phase that made steps, or a draw, is NaN or infinite."""
     for phase in phases:
-        if phase.steps and not np.isfinite(phase.last_loss):
+        if phase.steps and phase.name in ("optimiser", "sampling") and not np.isfinite(phase.last_loss):
             rate = "learning_rate" if phase.name == "optimiser" else "step_size"
             raise FitError(f"the loss of the {phase.name} is {phase.last_loss}; lower {rate}, or rescale the data")
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws)):
@@ -302,7 +312,7 @@ def _optimised(
         settings.optimiser_steps,
         settings.learning_rate,
         settings.batch_size,
-        spec.outputs,
+        spec.likelihood.network_outputs,
         data.data_weight,
         data.examples,
     )
@@ -347,14 +357,14 @@ def _step_size(
         return float(settings.step_size)
     note = None if settings.checkpoint is None else settings.checkpoint / "step_size.json"
     if note is None:
-        return stable_step_size(sampler, target, position, settings.batch_size, data.examples)
+        return stable_step_size(sampler, target, position, settings.batch_size or data.examples, data.examples)
     found_for = {"spec": spec, "sampler": sampler, "batch_size": settings.batch_size, "data": target.data}
     about = config_snapshot({**found_for, "start": jax.tree.leaves(position)})
     if note.exists():
         noted = unseal(note, read_json_object(note))
         if noted.get("for") == about:
             return float(noted["step_size"])
-    found = stable_step_size(sampler, target, position, settings.batch_size, data.examples)
+    found = stable_step_size(sampler, target, position, settings.batch_size or data.examples, data.examples)
     write_atomically(note, json.dumps(seal({"step_size": found, "for": about})).encode())
     return found
 
@@ -400,6 +410,26 @@ class Weighted:
         return self.weight * self.log_likelihood(position, batch)
 
 
+def _run(
+    sampler: Sampler, target: Posterior, starts: PyTree, weights: int, settings: FitSettings, **options: Any
+) -> Result:
+    """`ridgewalk.sample` with the settings of the fit."""
+    chains = settings.chains or 1
+    return sample(
+        _keys(jax.random.key(settings.seed), chains=chains)[2],
+        sampler,
+        target,
+        starts,
+        batch_size=settings.batch_size,
+        chains=chains,
+        start_per_chain=True,
+        chain_method="vectorized" if weights < SEQUENTIAL_FROM else "sequential",
+        checkpoint_every=settings.checkpoint_every,
+        progress=settings.progress,
+        **options,
+    )
+
+
 def _sampled(
     sampler: Sampler,
     target: Posterior,
@@ -408,34 +438,126 @@ def _sampled(
     step_size: float,
     weights: int,
     settings: FitSettings,
-) -> tuple[Result, Phase]:
+) -> _Sampled:
+    """A run of a given step size and length."""
     began, chains = time.perf_counter(), settings.chains or 1
     per_chain = -(-settings.draws // chains)
     thin = max(1, (settings.steps - settings.burn_in) // per_chain)
-    result = sample(
-        _keys(jax.random.key(settings.seed), chains=chains)[2],
+    result = _run(
         sampler,
         target,
         starts,
+        weights,
+        settings,
         steps=settings.steps,
         step_size=step_size,
-        batch_size=settings.batch_size,
-        chains=chains,
         burn_in=max(settings.burn_in, settings.steps - thin * per_chain),
         thin=thin,
-        start_per_chain=True,
-        chain_method="vectorized" if weights < SEQUENTIAL_FROM else "sequential",
         checkpoint=None if settings.checkpoint is None else settings.checkpoint / "sampling",
-        checkpoint_every=settings.checkpoint_every,
         resume=settings.checkpoint is not None,
-        progress=settings.progress,
     )
     if result.steps < settings.steps:
         raise _interrupted(f"step {result.steps:,} of {settings.steps:,} of the sampling", settings.checkpoint)
+    return _of_result(result, data, time.perf_counter() - began, step_size, f"{settings.steps:,} steps were made")
+
+
+def _of_result(
+    result: Result, data: Data, seconds: float, step_size: float, ending: str, kept: slice | np.ndarray = slice(None)
+) -> _Sampled:
     potentials = np.asarray(result.info.potential)[result.alive].mean(0)
     per = data.examples * data.y.shape[1] * data.data_weight
-    seconds = time.perf_counter() - began
-    return result, Phase("sampling", settings.steps, seconds, float(potentials[0] / per), float(potentials[-1] / per))
+    return _Sampled(
+        jax.tree.map(lambda leaf: result.load_leaf(leaf)[:, kept], result.positions),
+        Phase("sampling", result.steps, seconds, float(potentials[0] / per), float(potentials[-1] / per)),
+        step_size,
+        float(np.mean(np.asarray(result.info.temperature)[result.alive])),
+        ending,
+        tuple(map(str, result.status)),
+    )
+
+
+class _OutOfTimeError(Exception):
+    """`max_time` is over; the run has written a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+
+def _sampled_until_mixed(
+    spec: PosteriorSpec,
+    posterior: NetworkPosterior,
+    sampler: Sampler,
+    target: Posterior,
+    data: Data,
+    starts: PyTree,
+    weights: int,
+    probes: np.ndarray,
+    settings: FitSettings,
+) -> _Sampled:
+    """Rounds of a run with warm-up, each twice as long as the one before; the last half of the draws is kept.
+
+    The length of the present round is stored beside the checkpoints: shorter ones are not asked again.
+    """
+    began, chains = time.perf_counter(), settings.chains or 1
+    per_chain = -(-settings.draws // chains)
+    most = settings.steps
+    stored = int(np.clip(STORED_NUMBERS // (chains * weights), 2 * per_chain, 20 * per_chain))
+    thin = max(1, (most - settings.burn_in) // stored, (min(FIRST_ROUND, most) - settings.burn_in) // (4 * per_chain))
+    with contextlib.ExitStack() as stack:
+        folder = settings.checkpoint
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        note, about = folder / "rounds.json", config_snapshot({"first": FIRST_ROUND, "most": most, "thin": thin})
+        steps = most if settings.r_hat is None else min(most, max(FIRST_ROUND, 2 * settings.burn_in))
+        if note.exists():
+            noted = unseal(note, read_json_object(note))
+            steps = int(noted["steps"]) if noted.get("for") == about else steps
+        options = {
+            "step_size": settings.step_size,
+            "burn_in": settings.burn_in,
+            "thin": thin,
+            "checkpoint": folder / "sampling",
+            "resume": True,
+        }
+
+        def limit(progress: RunProgress) -> None:
+            if settings.max_time is not None and time.perf_counter() - began > settings.max_time:
+                raise _OutOfTimeError(progress.step)
+
+        while True:
+            late = False
+            try:
+                result = _run(sampler, target, starts, weights, settings, steps=steps, callback=limit, **options)
+            except _OutOfTimeError as error:
+                if error.step < settings.burn_in + 8 * thin:
+                    raise FitError(
+                        f"max_time: {settings.max_time} s were over after {error.step:,} steps, in the burn-in of "
+                        f"{settings.burn_in:,}; give more time, or fewer burn_in"
+                    ) from None
+                late, steps = True, error.step
+                result = _run(sampler, target, starts, weights, settings, steps=steps, **options)
+            if result.steps < steps:
+                raise _interrupted(f"step {result.steps:,} of {steps:,} of the sampling", settings.checkpoint)
+            count = len(result.step_sizes)
+            kept = np.unique(np.linspace(count // 2, count - 1, min(per_chain, count - count // 2)).astype(int))
+            found = _of_result(result, data, time.perf_counter() - began, float(result.step_sizes[-1]), "", kept)
+            draws = _parameters(posterior, _merged(found.positions))
+            ratio = _mixing(spec, draws, probes, len(jax.tree.leaves(found.positions)[0])).r_hat
+            reached = settings.r_hat is not None and ratio <= settings.r_hat
+            if late or reached or steps >= most:
+                return found._replace(ending=_ending(steps, ratio, settings, reached=reached, late=late))
+            steps = min(2 * steps, most)
+            write_atomically(note, json.dumps(seal({"steps": steps, "for": about})).encode())
+
+
+def _ending(steps: int, ratio: float, settings: FitSettings, *, reached: bool, late: bool) -> str:
+    """Why sampling ended."""
+    text = f"{steps:,} steps: R-hat of predictions {ratio:.2f}"
+    if reached:
+        return f"{text} is at most {settings.r_hat:g}"
+    goal = "" if settings.r_hat is None else f" is above {settings.r_hat:g}"
+    return f"{text}{goal}; max_time was reached" if late else f"{text}{goal}; no more steps were asked for"
 
 
 def _interrupted(where: str, checkpoint: Path | None) -> KeyboardInterrupt:

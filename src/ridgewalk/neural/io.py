@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -41,17 +41,19 @@ from ridgewalk._validation import requires_extra
 from ridgewalk.neural.compression import Packed, PrunedNetworks, pack_draws, unpack_draws
 from ridgewalk.neural.compression import packed as packed_array
 from ridgewalk.neural.conformal import Correction
+from ridgewalk.neural.estimator import Fitted, NeuralEstimator, check_finite_rows, network_of
 from ridgewalk.neural.networks import Network
-from ridgewalk.neural.posterior import InputScaling, OutputScales, build
-from ridgewalk.neural.regressor import NETWORKS, Fitted, SurrogateRegressor, check_finite_rows
+from ridgewalk.neural.posterior import InputScaling, OutputScales
 from ridgewalk.neural.report import report_from_json
 from ridgewalk.sampling.checkpoint import config_snapshot
 
-FORMAT = "ridgewalk-surrogate"
+FORMAT = "ridgewalk-neural"
 FORMAT_VERSION = 1
 ARRAYS, ABOUT, REPORT = "model.safetensors", "model.json", "report.json"
 NOT_SAVED = "not saved: "
 """How a setting begins that was an object: it comes back as its description."""
+
+Model = TypeVar("Model", bound=NeuralEstimator)
 
 UNSAVED = {"checkpoint", "checkpoint_every", "progress"}
 """Settings of the process, not of the model."""
@@ -61,7 +63,7 @@ class ModelError(ValueError):
     """A saved model that cannot be used, and why."""
 
 
-def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
+def save_model(model: NeuralEstimator, path: Path, overwrite: bool) -> None:
     """Write beside the final name, force to the disk, then rename."""
     refuse_to_replace(path, overwrite)
     fitted = model._fitted
@@ -79,6 +81,7 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "ridgewalk_version": version("ridgewalk"),
+        "estimator": type(model).__name__,
         "settings": _settings(model),
         "network_named": isinstance(model.network, str),
         "features": int(model.n_features_in_),
@@ -86,6 +89,9 @@ def save_model(model: SurrogateRegressor, path: Path, overwrite: bool) -> None:
         "input_shape": list(fitted.input_shape),
         "output_shape": list(fitted.output_shape),
         "examples": fitted.examples,
+        "mixture": fitted.mixture,
+        "classes": list(fitted.classes),
+        "classes_dtype": str(model.classes_.dtype) if fitted.classes else "",
         "correction": {"kind": fitted.correction.kind, "scale": fitted.correction.scale},
         "leaves": _leaves(model, fitted),
         "draws": len(fitted.draws[0]),
@@ -137,7 +143,7 @@ def is_model(path: Path) -> bool:
     return (path / ABOUT).is_file() and (path / ARRAYS).is_file()
 
 
-def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | None) -> SurrogateRegressor:
+def load_model(kind: type[Model], path: Path, network: Network | None) -> Model:
     """Read a model, if every bit of it is as it was written and it fits the network."""
     try:
         return _loaded(kind, path, network)
@@ -149,14 +155,18 @@ def load_model(kind: type[SurrogateRegressor], path: Path, network: Network | No
         raise ModelError(f"{path}: {ABOUT} or {ARRAYS} is damaged ({error!r})") from error
 
 
-def _loaded(kind: type[SurrogateRegressor], path: Path, network: Network | None) -> SurrogateRegressor:
+def _loaded(kind: type[Model], path: Path, network: Network | None) -> Model:
     about, arrays = _read(path)
-    settings = dict(about["settings"])
+    if about["estimator"] != kind.__name__:
+        raise ModelError(f"{path}: it holds a {about['estimator']}; load it with {about['estimator']}.load")
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in about["settings"].items()}
     if about["network_named"]:
         if network is not None:
             raise ModelError(f"network: the model in {path} uses {settings['network']!r}; leave the argument out")
-        if settings["network"] not in NETWORKS:
-            raise ModelError(f"{path}: its network {settings['network']!r} is unknown to this version of ridgewalk")
+        try:
+            network_of(settings["network"], settings.get("hidden"))
+        except ValueError as error:
+            raise ModelError(f"{path}: its network is unknown to this version of ridgewalk ({error})") from error
     elif network is None:
         raise ModelError(f"network: the model in {path} was fitted with a network of your own; pass it again")
     model = kind(**{**settings, **({} if network is None else {"network": network})})
@@ -168,9 +178,13 @@ def _loaded(kind: type[SurrogateRegressor], path: Path, network: Network | None)
         input_shape=tuple(about["input_shape"]),
         output_shape=tuple(about["output_shape"]),
         examples=about["examples"],
+        classes=tuple(about["classes"]),
+        mixture=about["mixture"],
     )
     _check_leaves(model, fitted, about, path)
     model._fitted, model._pruned = fitted, PrunedNetworks()
+    if fitted.classes:
+        model.classes_ = np.array(about["classes"], dtype=about["classes_dtype"])
     model.n_features_in_ = about["features"]
     if about["feature_names"]:
         model.feature_names_in_ = np.array(about["feature_names"], dtype=object)
@@ -204,7 +218,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return about, arrays
 
 
-def _settings(model: SurrogateRegressor) -> dict[str, Any]:
+def _settings(model: NeuralEstimator) -> dict[str, Any]:
     """Settings as plain values; an object is described."""
     settings = model.get_params(deep=False)
     return {name: _plain(value) for name, value in settings.items() if name not in UNSAVED}
@@ -215,12 +229,14 @@ def _plain(value: Any) -> Any:
         return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, list | tuple) and all(isinstance(item, int | np.integer) for item in value):
+        return [int(item) for item in value]
     return NOT_SAVED + json.dumps(config_snapshot(value), sort_keys=True)
 
 
-def _leaves(model: SurrogateRegressor, fitted: Fitted) -> list[dict[str, Any]]:
+def _leaves(model: NeuralEstimator, fitted: Fitted) -> list[dict[str, Any]]:
     """Name, shape and dtype of every array that a position has, in order."""
-    like = jax.eval_shape(build(model._spec(fitted)).start, jax.random.key(0))
+    like = model._like(fitted)
     names = leaf_names(like)
     return [
         {"name": name, "shape": list(leaf.shape), "dtype": str(leaf.dtype)}
@@ -228,7 +244,7 @@ def _leaves(model: SurrogateRegressor, fitted: Fitted) -> list[dict[str, Any]]:
     ]
 
 
-def _check_leaves(model: SurrogateRegressor, fitted: Fitted, about: dict[str, Any], path: Path) -> None:
+def _check_leaves(model: NeuralEstimator, fitted: Fitted, about: dict[str, Any], path: Path) -> None:
     stored = [[about["draws"], *leaf["shape"]] for leaf in about["leaves"]]
     if [list(array.shape) for array in fitted.draws] != stored:
         raise ModelError(f"{path}: its arrays have other shapes than {ABOUT} says")
@@ -422,3 +438,27 @@ def _check_hdf5(path: Path) -> None:
             raise DamagedFileError(path, f"{elsewhere[0]!r} is in another file, which is not read; copy the array in")
         for name, item in arrays:
             _check_size(path, name, int(item.size or 0) * item.dtype.itemsize, item.id.get_storage_size())
+
+
+def read_labels(path: Path, inputs: str, targets: str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs as `read_examples` gives them, and labels: whole numbers or strings."""
+    (x,), (labels,) = read_examples(path, [inputs]), read_arrays(path, [targets])
+    if labels.ndim != 1 or len(labels) != len(x):
+        raise ValueError(
+            f"{targets}: its shape in {path} is {labels.shape}; give one label for each of {len(x)} examples"
+        )
+    if labels.dtype.kind not in "iubUS":
+        raise ValueError(f"{targets}: {path} holds it as {labels.dtype}; give labels as whole numbers or strings")
+    return x, labels.astype(str) if labels.dtype.kind == "S" else labels
+
+
+def estimator_of(path: Path) -> type[NeuralEstimator]:
+    """The class of a saved model."""
+    from ridgewalk.neural.classifier import NeuralClassifier  # noqa: PLC0415
+    from ridgewalk.neural.regressor import NeuralRegressor  # noqa: PLC0415
+
+    known = {kind.__name__: kind for kind in (NeuralClassifier, NeuralRegressor)}
+    name = _read(path)[0].get("estimator")
+    if name not in known:
+        raise ModelError(f"{path}: it holds a {name!r}, which this version of ridgewalk does not know")
+    return known[name]

@@ -120,6 +120,9 @@ class EquinoxNetwork(Constant):
         """All of the module but its float arrays."""
         make = lambda key: self.make(input_shape, output_size, key=key)  # noqa: E731
         shapes = eqx.filter_eval_shape(make, jax.random.key(0))
+        parts = jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex | eqx.nn.State))
+        stateful = {type(x).__name__ for x in parts if isinstance(x, eqx.nn.StateIndex | eqx.nn.State)}
+        _refuse_state(sorted(stateful), "equinox state, as batch norm keeps it,")
         arrays = [x for x in jax.tree.leaves(shapes) if isinstance(x, jax.ShapeDtypeStruct)]
         if all(jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays):  # no weights need to be drawn for it
             return eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))[1]
@@ -195,7 +198,7 @@ def _refuse_state(names: list[str], kind: str) -> None:
     if names:
         raise ValueError(
             f"network: it has {kind} {', '.join(names)} beside its parameters; a posterior needs a pure function, "
-            "so leave out batch statistics and dropout (LayerNorm or GroupNorm keep no state)"
+            "so leave out batch norm and dropout (LayerNorm or GroupNorm keep no state)"
         )
 
 
@@ -266,7 +269,7 @@ class MultilayerPerceptron(eqx.Module):
         return self.layers[-1](x)
 
 
-def mlp(*, hidden: tuple[int, ...] = (64, 64), activation: Activation = jax.nn.silu) -> EquinoxNetwork:
+def mlp(*, hidden: tuple[int, ...] = (50,), activation: Activation = jnp.tanh) -> EquinoxNetwork:
     """Dense layers of the sizes given; inputs of any shape."""
     return EquinoxNetwork(partial(MultilayerPerceptron, hidden=hidden, activation=activation), batched=True)
 
@@ -413,3 +416,99 @@ def source_network(**sizes: Any) -> EquinoxNetwork:
 def permeability_network(**sizes: Any) -> EquinoxNetwork:
     """The paper's network for varying permeabilities, which begins with convolutions of the field."""
     return encoder_decoder(**{"first_channels": (64, 32), "later_channels": (32, 26), "hidden": 800, **sizes})
+
+
+class ImageNetwork(eqx.Module):
+    """Convolutions, each followed by an activation and a mean over 2×2 places, then dense layers."""
+
+    convolutions: tuple[Convolution, ...]
+    dense: tuple[Dense, ...]
+    activation: Activation = eqx.field(static=True)
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        output_size: int,
+        *,
+        channels: tuple[int, ...],
+        hidden: tuple[int, ...],
+        activation: Activation,
+        kernel: int = 3,
+        key: Key,
+    ) -> None:
+        rows, columns, depth = _field_shape(input_shape, 2 ** len(channels))
+        _check_sizes(output_size, kernel, min(hidden, default=1), (1, 1), channels)
+        widths = (depth, *channels)
+        reduced = (rows >> len(channels)) * (columns >> len(channels)) * widths[-1]
+        sizes = (reduced, *hidden, output_size)
+        keys = iter(jax.random.split(key, len(widths) + len(sizes)))
+        self.convolutions = tuple(Convolution(a, b, kernel, key=next(keys)) for a, b in pairwise(widths))
+        self.dense = tuple(Dense(a, b, key=next(keys), start=LECUN) for a, b in pairwise(sizes))
+        self.activation = activation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(example, row, column[, channel]) to (example, output)."""
+        x = x[..., None] if x.ndim == 3 else x
+        for layer in self.convolutions:
+            x = average_pool(self.activation(layer(x)), 2)
+        x = x.reshape(x.shape[0], -1)
+        for dense in self.dense[:-1]:
+            x = self.activation(dense(x))
+        return self.dense[-1](x)
+
+
+def conv(
+    *, channels: tuple[int, ...] = (8, 16), hidden: tuple[int, ...] = (), activation: Activation = jnp.tanh
+) -> EquinoxNetwork:
+    """A small network for images (example, row, column[, channel])."""
+    make = partial(ImageNetwork, channels=channels, hidden=hidden, activation=activation)
+    return EquinoxNetwork(make, batched=True)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "elu": jax.nn.elu,
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "softplus": jax.nn.softplus,
+    "tanh": jnp.tanh,
+}
+
+NAMES = ("conv", "mlp", "permeability", "source")
+
+
+def named_network(name: str, hidden: tuple[int, ...] | None = None) -> EquinoxNetwork:
+    """A network from its name: "mlp", "mlp:64x64", "mlp:64x64:relu", "conv", "conv:8x16", "source", "permeability".
+
+    `hidden` are the hidden layers of "mlp", and the dense ones of "conv".
+    """
+    kind, *rest = name.split(":")
+    if kind not in NAMES or len(rest) > 2 or (rest and kind in ("permeability", "source")):
+        raise ValueError(
+            f"network: {name!r} is unknown; use one of {', '.join(map(repr, NAMES))}, with sizes as in 'mlp:64x64' or "
+            "'conv:8x16', or a Network"
+        )
+    if kind in ("permeability", "source"):
+        if hidden is not None:
+            raise ValueError(f"hidden: {hidden} with network={kind!r}, which has its own sizes; leave it out")
+        return source_network() if kind == "source" else permeability_network()
+    sizes = None
+    if rest and rest[0]:
+        try:
+            sizes = tuple(int(size) for size in rest[0].split("x"))
+        except ValueError:
+            raise ValueError(f"network: {name!r}: {rest[0]!r} are not sizes; write them as 64x64") from None
+    if min((*(sizes or ()), *(hidden or ())), default=1) < 1:
+        raise ValueError(f"network: {name!r} with hidden = {hidden} has an empty layer; give positive numbers")
+    activation: Activation = jnp.tanh
+    if len(rest) == 2:
+        if rest[1] not in ACTIVATIONS:
+            raise ValueError(f"network: {name!r}: the activation {rest[1]!r} is unknown; use {', '.join(ACTIVATIONS)}")
+        activation = ACTIVATIONS[rest[1]]
+    if kind == "conv":
+        return conv(channels=sizes or (8, 16), hidden=hidden or (), activation=activation)
+    if sizes is not None and hidden is not None:
+        raise ValueError(f"hidden: {hidden} and network={name!r} both give the hidden layers; leave one out")
+    return mlp(
+        hidden=(50,) if sizes is None and hidden is None else tuple(sizes or hidden or ()), activation=activation
+    )

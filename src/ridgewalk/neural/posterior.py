@@ -1,157 +1,43 @@
-"""The posterior of a network's weights: likelihoods, priors, and the `Posterior` that is sampled.
+"""The posterior of a network's weights that an estimator samples, and the scaling of its data.
 
-A likelihood can be used by itself with `ridgewalk.sample`:
+`build` makes the posterior from its settings, a `PosteriorSpec`, for standardised data: `fit_inputs` and `fit_outputs`
+scale in float64, before numbers are converted to the network's dtype, and leave out constant outputs.
 
-    likelihood = gaussian(model.apply)
-    target = rw.Posterior(likelihood.log_prior, likelihood.log_likelihood, data=(x, y))
-    rw.sample(key, sampler, target, likelihood.start(model.init(key)), …)
-
-Data are pairs of inputs (example, …) and targets (example, output). `build` makes the posterior of an estimator from
-its settings, a `PosteriorSpec`, for standardised data: `fit_inputs` and `fit_outputs` scale in float64, before numbers
-are converted to the network's dtype, and leave out constant outputs.
+A *position* is what is sampled: the weights in units of the prior (`function_prior`), the scales of the layers, and the
+likelihood's own parameters. *Parameters* are what predictions need and a saved model holds: the weights themselves and
+the likelihood's parameters.
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._types import Key, PyTree, Scalar
-from ridgewalk._validation import check_positive
-from ridgewalk.neural import LikelihoodName, OutputScaling
+from ridgewalk.neural import OutputScaling
+from ridgewalk.neural.function_prior import FunctionPrior, function_prior
+from ridgewalk.neural.likelihoods import Likelihood, no_prior
 from ridgewalk.neural.networks import Model, Network, Shape, count_weights
 from ridgewalk.priors.base import AdaptivePrior, prior_by_leaf
 from ridgewalk.target import Posterior
 
 Array = NDArray[np.float64]
-Apply = Callable[[PyTree, jax.Array], jax.Array]
-Batch = tuple[jax.Array, jax.Array]
-LogWeights = Callable[[PyTree], Scalar]
-"""A log prior of a network's parameters."""
 
-
-class Likelihood(NamedTuple):
-    """`start` makes a position of a network's parameters; the other functions take positions."""
-
-    start: Callable[[PyTree], PyTree]
-    log_prior: Callable[[PyTree], Scalar]
-    log_likelihood: Callable[[PyTree, Batch], jax.Array]
-    """One value for each example of a batch."""
-    predict: Callable[[PyTree, jax.Array], jax.Array]
-    """The network's outputs, without noise."""
-    noise: Callable[[PyTree], jax.Array]
-    """The standard deviation σ of the observations, a number or (output,)."""
-
-
-def gaussian(
-    apply: Apply,
-    *,
-    prior_scale: float = 1.0,
-    noise: float = 0.1,
-    noise_width: float = 1.0,
-    outputs: int | None = None,
-    log_weights: LogWeights | None = None,
-) -> Likelihood:
-    """y_i ~ N(F(x_i), σ²) for each output, with log σ a parameter: log σ ~ N(log noise, noise_width²).
-
-    Weights have the prior N(0, prior_scale²), or `log_weights`. With `outputs`, each output has its own σ;
-    with `noise_width = 0` σ is fixed at `noise`, and positions are the network's parameters as they are.
-    """
-    check_positive("prior_scale", prior_scale)
-    check_positive("noise", noise)
-    if not (np.isfinite(noise_width) and noise_width >= 0):
-        raise ValueError(f"noise_width: {noise_width} is not a standard deviation; give a number ≥ 0, 0 for a fixed σ")
-    if outputs is not None and outputs < 1:
-        raise ValueError(f"outputs: {outputs}; give the number of outputs, or None for one σ")
-    learnt = noise_width > 0
-    weights_prior = log_weights or partial(_log_weights, scale=prior_scale)
-    centre = float(np.log(noise))
-    shape = () if outputs is None else (outputs,)
-
-    def start(parameters: PyTree) -> PyTree:
-        if not learnt:
-            return parameters
-        dtype = jnp.result_type(*jax.tree.leaves(parameters))
-        # Of NumPy: an operation of JAX outside `jit` would be compiled by itself.
-        return {"network": parameters, "log_noise": np.full(shape, centre, dtype)}
-
-    def network(position: PyTree) -> PyTree:
-        return position["network"] if learnt else position
-
-    def log_noise(position: PyTree) -> jax.Array:
-        return position["log_noise"] if learnt else jnp.full(shape, centre)
-
-    def log_prior(position: PyTree) -> Scalar:
-        value = weights_prior(network(position))
-        return value - 0.5 * jnp.sum(((log_noise(position) - centre) / noise_width) ** 2) if learnt else value
-
-    def log_likelihood(position: PyTree, batch: Batch) -> jax.Array:
-        x, y = batch
-        guessed = apply(network(position), x)
-        logarithm = jnp.broadcast_to(log_noise(position), guessed.shape[1:]).astype(guessed.dtype)[None]
-        z = (y - guessed) * jnp.exp(-logarithm)
-        return jnp.sum(-0.5 * z**2 - logarithm - 0.5 * float(np.log(2 * np.pi)), axis=1)
-
-    return Likelihood(
-        start,
-        log_prior,
-        log_likelihood,
-        lambda position, x: apply(network(position), x),
-        lambda position: jnp.exp(log_noise(position)),
-    )
-
-
-def relative_l2(
-    apply: Apply, *, temperature: float, prior_scale: float = 1.0, log_weights: LogWeights | None = None
-) -> Likelihood:
-    """The paper's loss as a tempered likelihood: log p(y_i | θ) = −(‖F(x_i) − y_i‖₂ / ‖y_i‖₂) / temperature.
-
-    This is not a normalised density of y: there is no observation noise (`noise` gives 0), and `temperature` sets the
-    width of the posterior, about the relative error of one example. Targets must not be zero everywhere;
-    `relative_errors` finds those that are.
-    """
-    check_positive("temperature", temperature)
-    check_positive("prior_scale", prior_scale)
-
-    def log_likelihood(parameters: PyTree, batch: Batch) -> jax.Array:
-        x, y = batch
-        difference = apply(parameters, x) - y
-        tiny = jnp.finfo(difference.dtype).tiny  # the root has no slope at zero
-        error = jnp.sqrt(jnp.sum(difference**2, axis=1) + tiny)
-        return -error / (jnp.linalg.norm(y, axis=1) * temperature)
-
-    return Likelihood(
-        lambda parameters: parameters,
-        log_weights or partial(_log_weights, scale=prior_scale),
-        log_likelihood,
-        apply,
-        lambda parameters: jnp.zeros(()),
-    )
-
-
-def _log_weights(parameters: PyTree, scale: float) -> Scalar:
-    """log N(0, scale²) of all weights, without its constant."""
-    squares = (jnp.sum(leaf**2) for leaf in jax.tree.leaves(parameters))
-    return -0.5 / scale**2 * sum(squares, start=jnp.zeros(()))
-
-
-NoiseKind = Literal["each", "shared"]
-
-FIRST_NOISE, NOISE_WIDTH = 0.1, 2.0
-"""log σ ~ N(log 0.1, 2²) for outputs scaled to a standard deviation of 1."""
+MOST_WARM = 2**15
+"""Weights up to which a network is sampled at temperature 1 by default."""
 
 LEAST_ROWS = 1024
-"""Rows that the data of a small network are padded to at least."""
+"""Rows that the data of a small network are padded to at least, for minibatches."""
 
 LEAST_ROWS_LARGE = 256
-"""Those of a network of `LARGE` weights or more, for which the first curvature estimate on all rows takes longer."""
+"""Those of a network of more than `MOST_WARM` weights, whose first curvature estimate on all rows takes longer."""
 
-LARGE = 2**15
+LEAST_ROWS_WHOLE = 128
+"""Rows that data are padded to at least where every gradient is of all rows."""
 
 MOST_BYTES = 2**26
 """Data that would take more bytes than this when padded are not padded: their fit takes long against compiling."""
@@ -165,14 +51,11 @@ class PosteriorSpec(NamedTuple):
 
     network: Network
     input_shape: Shape
-    outputs: int
-    likelihood: LikelihoodName
+    likelihood: Likelihood
     prior: Any
-    """A scale, or a log prior of the network's weights; the noise has a prior of its own."""
-    noise: NoiseKind
-    relative_error: float
-    units: tuple[tuple[float, ...], tuple[float, ...]] | None
-    """For "relative_l2": mean and scale of the outputs in units of their typical size. These depend on the data."""
+    """How much functions of the prior vary (see `function_prior`), or a log prior of the network's weights."""
+    learnt_scales: bool
+    """Whether the scales of the layers are sampled with the weights."""
     dtype: str
 
 
@@ -189,64 +72,74 @@ class Data(NamedTuple):
 
 
 class NetworkPosterior(NamedTuple):
-    """Functions of positions, which `start` makes; `outputs` are the network's, in scaled units."""
+    """Functions of positions, which `start` makes, and of parameters, which `parameters` makes of positions."""
 
     start: Callable[[Key], PyTree]
     log_prior: Any
     log_likelihood: Callable[[PyTree, tuple[jax.Array, jax.Array, jax.Array]], jax.Array]
-    outputs: Callable[[PyTree, jax.Array], jax.Array]
-    noise: Callable[[PyTree], jax.Array]
+    parameters: Callable[[PyTree], PyTree]
+    raw: Callable[[PyTree, jax.Array], jax.Array]
+    """The network's outputs at parameters; with "tangent", those of the network linearised in the weights."""
+    likelihood: Likelihood
 
     def posterior(self, data: Data) -> Posterior:
         """With data."""
         return Posterior(self.log_prior, self.log_likelihood, (data.x, data.y, data.weights))
 
 
-def padded_rows(examples: int, weights: int, row_bytes: int) -> int:
-    """The number of rows that data are padded to: 1,024, 4,096, …, at least twice the number of examples."""
-    rows = LEAST_ROWS if weights < LARGE else LEAST_ROWS_LARGE
-    while rows < 2 * examples:
-        rows *= 4
+def padded_rows(examples: int, weights: int, row_bytes: int, whole: bool) -> int:
+    """The number of rows that data are padded to.
+
+    For minibatches 1,024, 4,096, …, at least twice the number of examples. Where every gradient is of the `whole` data
+    a multiple of a power of 2, at most an eighth more than the examples.
+    """
+    if whole:
+        step = max(LEAST_ROWS_WHOLE, 1 << max(0, examples.bit_length() - 4))
+        rows = -(-examples // step) * step
+    else:
+        rows = LEAST_ROWS if weights <= MOST_WARM else LEAST_ROWS_LARGE
+        while rows < 2 * examples:
+            rows *= 4
     return rows if rows * row_bytes <= MOST_BYTES else examples
 
 
-def padded(x: np.ndarray, y: np.ndarray, data_weight: float, weights: int) -> Data:
-    """Data with rows repeated up to `padded_rows`, in random order, so that fits to other numbers of rows share shapes.
+def padded(x: np.ndarray, y: np.ndarray, each: np.ndarray, data_weight: float, weights: int, *, whole: bool) -> Data:
+    """Data with rows added, so that fits to other numbers of rows share shapes; `each` weighs the examples.
 
-    A row that stands m times has the weight `data_weight` / m: the sum over all rows is that over the examples, and
-    minibatches of rows estimate it without bias. Rows stand ⌊c⌋ or ⌈c⌉ times, c ≥ 2 the padded number of rows per
-    example, which makes the variance of minibatch gradients at most 4 % larger than that of sampling the examples.
+    For the `whole` data the rows added have weight 0. For minibatches rows are repeated up to `padded_rows`, in random
+    order: a row that stands m times has the weight `data_weight` / m, so that the sum over all rows is that over the
+    examples, and minibatches of rows estimate it without bias. Rows stand ⌊c⌋ or ⌈c⌉ times, c ≥ 2 the padded number of
+    rows per example, which makes the variance of minibatch gradients at most 4 % larger than that of sampling the
+    examples.
     """
     examples = len(x)
     row_bytes = (x.nbytes + y.nbytes) // examples
-    rows = padded_rows(examples, weights, row_bytes)
-    order = np.arange(examples)
-    if rows > examples:
-        order = np.random.default_rng(0).permutation(np.arange(rows) % examples)
-    copies = np.bincount(order, minlength=examples)
-    return Data(x[order], y[order], (data_weight / copies[order]).astype(y.dtype), examples, data_weight)
+    rows = padded_rows(examples, weights, row_bytes, whole)
+    order, share = np.arange(rows) % examples, np.ones(rows)
+    if whole:
+        share[examples:] = 0
+    elif rows > examples:
+        order = np.random.default_rng(0).permutation(order)
+        share = 1 / np.bincount(order, minlength=examples)[order]
+    found = (data_weight * share * each[order]).astype(x.dtype)
+    return Data(x[order], y[order], found, examples, data_weight)
 
 
-def relative_gaussian(model: Model, scale: float) -> Callable[[PyTree], Scalar]:
-    """log Π N(w; 0, (scale · r)²), r the root mean square of the weight's array at initialisation.
+def is_large(spec: PosteriorSpec) -> bool:
+    """Whether the network has more weights than are sampled at temperature 1 by default."""
+    return _weights(spec) > MOST_WARM
 
-    Layers of any width then give outputs of about the size that they have at initialisation. Arrays that start at zero,
-    such as biases, have r = 1.
+
+def cold_weight(spec: PosteriorSpec, examples: int) -> float:
+    """Weights per target, at least 1: the power of the likelihood of a cold posterior.
+
+    Posterior noise in very many weights takes longer to explore than to fit, and swamps the fit.
     """
-    start = jax.tree.leaves(model.init(jax.random.key(0)))
-    sizes = [float(np.sqrt(np.mean(np.square(np.asarray(leaf, float))))) or 1.0 for leaf in start]
-
-    def log_prior(weights: PyTree) -> Scalar:
-        terms = [jnp.sum((w / (scale * r)) ** 2) for w, r in zip(jax.tree.leaves(weights), sizes, strict=True)]
-        return -0.5 * sum(terms, start=jnp.zeros((), terms[0].dtype))
-
-    return log_prior
+    return max(1.0, _weights(spec) / (examples * spec.likelihood.network_outputs))
 
 
-def cold_weight(network: Network, input_shape: Shape, outputs: int, examples: int) -> float:
-    """Weights per target, at least 1."""
-    weights = count_weights(jax.eval_shape(network.build(input_shape, outputs).init, jax.random.key(0)))
-    return max(1.0, weights / (examples * outputs))
+def _weights(spec: PosteriorSpec) -> int:
+    return count_weights(jax.eval_shape(_built_model(spec).init, jax.random.key(0)))
 
 
 def build(spec: PosteriorSpec) -> NetworkPosterior:
@@ -254,13 +147,20 @@ def build(spec: PosteriorSpec) -> NetworkPosterior:
     try:
         return _cached_build(spec)
     except TypeError:
-        return _build(spec, _model(spec.network, spec.input_shape, spec.outputs))
+        return _build(spec, _built_model(spec))
 
 
 @lru_cache(maxsize=32)
 def _cached_build(spec: PosteriorSpec) -> NetworkPosterior:
+    return _build(spec, _built_model(spec))
+
+
+def _built_model(spec: PosteriorSpec) -> Model:
     network: Any = spec.network
-    return _build(spec, _cached_model(network, spec.input_shape, spec.outputs))
+    try:
+        return _cached_model(network, spec.input_shape, spec.likelihood.network_outputs)
+    except TypeError:
+        return _model(network, spec.input_shape, spec.likelihood.network_outputs)
 
 
 @lru_cache(maxsize=32)
@@ -281,73 +181,66 @@ def _model(network: Network, input_shape: Shape, outputs: int) -> Model:
 
 
 def _build(spec: PosteriorSpec, model: Model) -> NetworkPosterior:
-    log_weights = _plain_prior(spec.prior, model)
-    if spec.likelihood == "gaussian":
-        each = spec.outputs if spec.noise == "each" else None
-        known = gaussian(model.apply, noise=FIRST_NOISE, noise_width=NOISE_WIDTH, outputs=each, log_weights=log_weights)
-    else:
-        temperature = spec.relative_error / spec.outputs
-        known = relative_l2(_in_units(model, spec), temperature=temperature, log_weights=log_weights)
+    likelihood = spec.likelihood
+    units = _function_prior(spec, model) if is_number(spec.prior) else None
+    own_names = tuple(likelihood.start(spec.dtype))
 
     def start(key: Key) -> PyTree:
-        weights = model.init(key)
-        return known.start(jax.tree.map(lambda w: w if w.dtype == spec.dtype else w.astype(spec.dtype), weights))
+        weights = jax.tree.map(lambda w: w.astype(spec.dtype), model.init(key))
+        position = {"network": weights if units is None else units.coordinates(weights)}
+        if units is not None and units.scales:
+            position["scales"] = np.zeros(units.scales, spec.dtype)
+        return {**position, **likelihood.start(spec.dtype)}
 
-    def weights(position: PyTree) -> PyTree:
-        return position["network"] if spec.likelihood == "gaussian" else position
+    def own(tree: PyTree) -> dict[str, jax.Array]:
+        return {name: tree[name] for name in own_names}
+
+    def parameters(position: PyTree) -> PyTree:
+        weights = position["network"]
+        if units is not None:
+            weights = units.weights(weights, position.get("scales"))
+        return {"network": weights, **own(position)}
+
+    def log_weights(position: PyTree) -> Scalar:
+        if units is not None:
+            return units.log_density(position["network"], position.get("scales"))
+        value: Scalar = no_prior() if isinstance(spec.prior, AdaptivePrior) else spec.prior(position["network"])
+        return value
+
+    def log_prior(position: PyTree) -> Scalar:
+        return log_weights(position) + likelihood.log_prior(own(position))
+
+    def raw(parameters: PyTree, x: jax.Array) -> jax.Array:
+        if "tangent" not in parameters:
+            return model.apply(parameters["network"], x)
+        at, along = parameters["network"], parameters["tangent"]
+        value, change = jax.jvp(lambda weights: model.apply(weights, x), (at,), (along,))
+        return value + change
 
     def weighted(position: PyTree, batch: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        *examples, each = batch
-        return each * known.log_likelihood(position, (examples[0], examples[1]))
+        x, y, each = batch
+        found = parameters(position)
+        return each * likelihood.log_likelihood(own(found), raw(found, x), y)
 
-    return NetworkPosterior(
-        start=start,
-        log_prior=_whole_prior(spec, known.log_prior),
-        log_likelihood=weighted,
-        outputs=lambda position, x: model.apply(weights(position), x),
-        noise=known.noise,
-    )
+    return NetworkPosterior(start, _whole_prior(spec, log_prior), weighted, parameters, raw, likelihood)
 
 
-def noise_of(spec: PosteriorSpec, draws: PyTree) -> np.ndarray:
-    """The learnt σ of every draw, (draw, …); zero for a likelihood without observation noise."""
-    if spec.likelihood == "gaussian":
-        return np.exp(np.asarray(draws["log_noise"], float))
-    return np.zeros(len(jax.tree.leaves(draws)[0]))
+def is_number(prior: Any) -> bool:
+    """Whether a prior is a number, the variation of its functions."""
+    return isinstance(prior, int | float | np.number)
 
 
-def _plain_prior(prior: Any, model: Model) -> Callable[[PyTree], Scalar]:
-    """log p of the network's weights, without what an adaptive prior adds."""
-    if isinstance(prior, int | float | np.number):
-        return relative_gaussian(model, float(prior))
-    return _flat_prior if isinstance(prior, AdaptivePrior) else prior
+def _function_prior(spec: PosteriorSpec, model: Model) -> FunctionPrior:
+    observed = getattr(spec.likelihood, "outputs", spec.likelihood.network_outputs)
+    return function_prior(model, spec.input_shape, observed, float(spec.prior), learnt=spec.learnt_scales)
 
 
 def _whole_prior(spec: PosteriorSpec, plain: Callable[[PyTree], Scalar]) -> Any:
     """The prior of the whole position: an adaptive one learns from the weights only, not from the noise."""
     if not isinstance(spec.prior, AdaptivePrior):
         return plain
-    return prior_by_leaf({"log_noise": _noise_prior}, spec.prior) if spec.likelihood == "gaussian" else spec.prior
-
-
-def _noise_prior(leaves: PyTree) -> Scalar:
-    """log σ ~ N(log 0.1, 2²), without its constant."""
-    return -0.5 * jnp.sum(((leaves["log_noise"] - float(np.log(FIRST_NOISE))) / NOISE_WIDTH) ** 2)
-
-
-def _flat_prior(weights: PyTree) -> Scalar:
-    return jnp.zeros((), jax.tree.leaves(weights)[0].dtype)
-
-
-def _in_units(model: Model, spec: PosteriorSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
-    """The network's outputs with mean and scale put back."""
-    assert spec.units is not None
-    centre, scale = (np.asarray(part, spec.dtype) for part in spec.units)
-
-    def apply(weights: PyTree, x: jax.Array) -> jax.Array:
-        return jnp.asarray(centre)[None] + jnp.asarray(scale)[None] * model.apply(weights, x)
-
-    return apply
+    likelihood, names = spec.likelihood, tuple(spec.likelihood.start(spec.dtype))
+    return prior_by_leaf(dict.fromkeys(names, likelihood.log_prior), spec.prior) if names else spec.prior
 
 
 ROUNDING = 16 * float(np.finfo(np.float64).eps)

@@ -1,4 +1,9 @@
-"""Posterior predictive distributions: mean, standard deviation and central intervals, of draws and of networks."""
+"""Posterior predictive distributions: mean, standard deviation, central intervals and densities, of draws and networks.
+
+The predictive distribution of a network is the mixture, over draws of its weights, of the distributions of the
+observations. Its density and quantiles are computed from all draws; of networks with very many outputs, and of cold
+posteriors, only mean and standard deviation are used.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -8,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
+from scipy.special import gammaln, logsumexp, ndtr, ndtri, stdtr, stdtrit
 
 from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._types import PyTree
 from ridgewalk.diagnostics.mixing import ess, r_hat
+from ridgewalk.neural.likelihoods import Categorical
 from ridgewalk.neural.networks import count_weights
 from ridgewalk.neural.posterior import NetworkPosterior, PosteriorSpec, build
 
@@ -146,56 +152,142 @@ def checked_pair(predictive: Predictive, targets: ArrayLike) -> tuple[Predictive
     return known, checked_targets(targets, known.mean.shape)
 
 
+# Mixtures over draws
+
+BISECTIONS = 30
+
+
+class Mixture(NamedTuple):
+    """Location and scale (draw, example, output) and degrees of freedom (draw,), infinite for Gaussian components."""
+
+    location: Array
+    scale: Array
+    degrees: Array
+
+    @property
+    def _nu(self) -> Array:
+        return self.degrees[:, None, None]
+
+    def predictive(self) -> Predictive:
+        """Mean and standard deviation."""
+        variance = self.location.var(axis=0, ddof=min(1, len(self.location) - 1)) + np.mean(self.variances(), axis=0)
+        return with_least_std(self.location.mean(axis=0), variance)
+
+    def variances(self) -> Array:
+        """Those of the components, σ² ν / (ν − 2)."""
+        heavy = np.isfinite(self.degrees)
+        factor = np.ones_like(self.degrees)
+        factor[heavy] = self.degrees[heavy] / (self.degrees[heavy] - 2)
+        return self.scale**2 * factor[:, None, None]
+
+    def _heavy(self) -> bool:
+        return bool(np.isfinite(self.degrees).any())
+
+    def component_cumulative(self, y: Array) -> Array:
+        """The distribution functions of the components at y (example, output), (draw, example, output)."""
+        z = (y[None] - self.location) / np.maximum(self.scale, SMALLEST_STD)
+        return np.asarray(stdtr(self._nu, z) if self._heavy() else ndtr(z))
+
+    def cumulative(self, y: Array) -> Array:
+        """The distribution function at y (example, output)."""
+        return np.mean(self.component_cumulative(y), axis=0)
+
+    def quantile(self, level: float) -> Array:
+        """By bisection between the least and the largest quantile of the components."""
+        z = stdtrit(self._nu, level) if self._heavy() else ndtri(level)
+        ends = self.location + z * np.maximum(self.scale, SMALLEST_STD)
+        low, high = ends.min(axis=0), ends.max(axis=0)
+        for _ in range(BISECTIONS):
+            middle = 0.5 * (low + high)
+            below = self.cumulative(middle) < level
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def log_components(self, y: Array) -> Array:
+        """log density of y (example, output) under each component, (draw, example): outputs of an example together."""
+        scale = np.maximum(self.scale, SMALLEST_STD)
+        z = (y[None] - self.location) / scale
+        if self._heavy():
+            nu = self._nu
+            constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
+            return np.sum(constant - (nu + 1) / 2 * np.log1p(z**2 / nu) - np.log(scale), axis=2)
+        return np.sum(-0.5 * z**2 - np.log(scale) - 0.5 * np.log(2 * np.pi), axis=2)
+
+    def log_density(self, y: Array) -> Array:
+        """log density of each example."""
+        return np.asarray(logsumexp(self.log_components(y), axis=0)) - np.log(len(self.location))
+
+
+# Of networks
+
 EXAMPLES_AT_ONCE = 256
 
 SMALL = 2**15
 """Weights of a network up to which predictions are always made of 256 examples, the last of which are padding."""
 
-PROBES = 8
-"""Examples whose predictions of every draw a fit keeps, for the effective sample size."""
+PROBES = 64
+"""Examples whose predictions of every draw say how well the chains mix."""
 
 
-class HeldOut(NamedTuple):
-    """Predictions of a fit's held-out examples, and how well predictions mixed."""
+class Mixing(NamedTuple):
+    """Medians over some predictions: effective sample size and R-hat."""
 
-    predictive: Predictive
     ess: float
-    """Median effective sample size of some predictions, over examples and outputs."""
     r_hat: float
+
+
+def mixing(values: np.ndarray) -> Mixing:
+    """Of predictions (chain, draw, …)."""
+    flat = values.reshape(*values.shape[:2], -1).astype(float)
+    if flat.shape[1] < 4:
+        return Mixing(float("nan"), float("nan"))
+    some = flat[:, :, np.unique(np.linspace(0, flat.shape[2] - 1, PROBES).astype(int))]
+    sizes, ratios = ([measure(some[:, :, i]) for i in range(some.shape[2])] for measure in (ess, r_hat))
+    known = [x for x in ratios if np.isfinite(x)], [x for x in sizes if np.isfinite(x)]
+    return Mixing(*(float(np.median(part)) if part else float("nan") for part in known[::-1]))
+
+
+def probe_rows(examples: int) -> np.ndarray:
+    """Rows spread evenly, always `PROBES`: some twice where there are fewer."""
+    return np.linspace(0, examples - 1, PROBES).astype(np.int32)
 
 
 def predict_scaled(spec: PosteriorSpec, draws: PyTree, x: np.ndarray) -> Predictive:
     """μ and σ of observations in scaled units: σ² = Var_draws[f] + mean_draws[noise²]."""
-    weights = count_weights(jax.tree.map(lambda leaf: leaf[0], draws))
-    return _predict(spec, draws, x, always_whole=weights <= SMALL)[0]
+    moments = _program(spec, "moments")
+    parts = _in_parts(moments, draws, x)
+    mean, variance = (np.concatenate([part[i] for part in parts])[: len(x)] for i in (0, 1))
+    return with_least_std(mean, variance)
 
 
-def predict_held_out(spec: PosteriorSpec, draws: PyTree, x: np.ndarray, chains: int) -> HeldOut:
-    """`predict_scaled`, and the mixing of some predictions. The number of examples does not change what is compiled."""
-    predictive, values = _predict(spec, draws, x, always_whole=True)
-    flat = values.reshape(chains, -1, values.shape[1] * values.shape[2])
-    if flat.shape[1] < 4:
-        return HeldOut(predictive, float("nan"), float("nan"))
-    some = flat[:, :, np.unique(np.linspace(0, flat.shape[2] - 1, 2 * PROBES).astype(int))].astype(float)
-    sizes, ratios = ([measure(some[:, :, i]) for i in range(some.shape[2])] for measure in (ess, r_hat))
-    return HeldOut(predictive, float(np.median(sizes)), float(np.median(ratios)))
+def predict_mixture(spec: PosteriorSpec, draws: PyTree, x: np.ndarray) -> Mixture:
+    """The components of the predictive distribution, in scaled units."""
+    parts = _in_parts(_program(spec, "components"), draws, x)
+    location, scale = (np.concatenate([part[i] for part in parts], axis=1)[:, : len(x)] for i in (0, 1))
+    return Mixture(location, scale, parts[0][2])
 
 
-def _predict(spec: PosteriorSpec, draws: PyTree, x: np.ndarray, *, always_whole: bool) -> tuple[Predictive, np.ndarray]:
-    """μ and σ, and the outputs (draw, probe, output) of some examples, spread evenly."""
-    parts = []
-    probes = np.linspace(0, len(x) - 1, PROBES).astype(np.int32)
-    kept = []
-    moments = _moments_of(spec)
-    with quick_compilation(always_whole):
-        for start in range(0, len(x), EXAMPLES_AT_ONCE):
-            inside = (probes >= start) & (probes < start + EXAMPLES_AT_ONCE)
-            rows = np.where(inside, probes - start, 0)
-            mean, variance, values = moments(draws, _padded(x[start : start + EXAMPLES_AT_ONCE], always_whole), rows)
-            parts.append((np.asarray(mean, float), np.asarray(variance, float)))
-            kept.append(np.asarray(values)[:, inside])
-    centre, squares = (np.concatenate([part[i] for part in parts])[: len(x)] for i in (0, 1))
-    return with_least_std(centre, squares), np.concatenate(kept, axis=1)
+def predict_probabilities(spec: PosteriorSpec, draws: PyTree, x: np.ndarray) -> Array:
+    """Probabilities of the classes (example, class), the mean over draws."""
+    parts = _in_parts(_program(spec, "moments"), draws, x)
+    mean = np.concatenate([part[0] for part in parts])[: len(x)]
+    return np.asarray(mean / mean.sum(axis=1, keepdims=True))
+
+
+def predictions_of_draws(spec: PosteriorSpec, draws: PyTree, x: np.ndarray) -> np.ndarray:
+    """Locations, or probabilities of classes, (draw, example, output)."""
+    parts = _in_parts(_program(spec, "components"), draws, x)
+    return np.concatenate([part[0] for part in parts], axis=1)[:, : len(x)]
+
+
+def _in_parts(program: Callable[..., Any], draws: PyTree, x: np.ndarray) -> list[tuple[Array, ...]]:
+    """What a program gives for 256 examples at a time."""
+    whole = count_weights(jax.tree.map(lambda leaf: leaf[0], draws)) <= SMALL
+    with quick_compilation(whole):
+        return [
+            tuple(np.asarray(a, float) for a in program(draws, _padded(x[start : start + EXAMPLES_AT_ONCE], whole)))
+            for start in range(0, len(x), EXAMPLES_AT_ONCE)
+        ]
 
 
 def _padded(x: np.ndarray, whole: bool) -> np.ndarray:
@@ -205,40 +297,54 @@ def _padded(x: np.ndarray, whole: bool) -> np.ndarray:
 
 
 Sums = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-"""Number of draws, their mean, squared deviations from it, and squares of the noise."""
+"""Number of draws, their mean, squared deviations from it, and variances of the noise."""
 
-Moments = Callable[[PyTree, Any, Any], tuple[jax.Array, jax.Array, jax.Array]]
+Program = Callable[[PyTree, Any], tuple[jax.Array, ...]]
 
 
-def _moments_of(spec: PosteriorSpec) -> Moments:
+def _program(spec: PosteriorSpec, name: str) -> Program:
     try:
-        return _cached_moments(spec)
+        return _cached_programs(spec)[name]
     except TypeError:  # a network or prior that cannot be hashed
-        return _compile(build(spec))
+        return _programs(build(spec))[name]
 
 
 @lru_cache(maxsize=32)
-def _cached_moments(spec: PosteriorSpec) -> Moments:
-    return _compile(build(spec))
+def _cached_programs(spec: PosteriorSpec) -> dict[str, Program]:
+    return _programs(build(spec))
 
 
-def _compile(posterior: NetworkPosterior) -> Moments:
-    def moments(draws: PyTree, x: jax.Array, probes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _programs(posterior: NetworkPosterior) -> dict[str, Program]:
+    likelihood: Any = posterior.likelihood
+
+    def observe(draw: PyTree, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Location, scale and degrees of freedom of observations; for classes their probabilities."""
+        raw = posterior.raw(draw, x)
+        if isinstance(likelihood, Categorical):
+            location = jnp.exp(likelihood.log_probabilities(raw))
+            return location, jnp.zeros_like(location), jnp.asarray(jnp.inf, raw.dtype)
+        location, scale, degrees = likelihood.observe(draw, raw)
+        return location, scale, degrees
+
+    def moments(draws: PyTree, x: jax.Array) -> tuple[jax.Array, ...]:
         """Welford's recursion over the draws: the array of all predictions is not formed."""
         first = jax.tree.map(lambda leaf: leaf[0], draws)
-        shape = jax.eval_shape(posterior.outputs, first, x)
+        shape = jax.eval_shape(lambda draw: observe(draw, x)[0], first)
         nothing = jnp.zeros(shape.shape, shape.dtype)
 
-        def add(seen: Sums, draw: PyTree) -> tuple[Sums, jax.Array]:
+        def add(seen: Sums, draw: PyTree) -> tuple[Sums, None]:
             count, mean, squares, noise = seen
-            value, count = posterior.outputs(draw, x), count + 1
+            (value, sigma, nu), count = observe(draw, x), count + 1
             change = value - mean
             mean = mean + change / count
-            sigma = jnp.broadcast_to(posterior.noise(draw), shape.shape[1:]).astype(shape.dtype)
-            return (count, mean, squares + change * (value - mean), noise + sigma**2), value[probes]
+            spread = sigma**2 * jnp.where(jnp.isfinite(nu), nu / (nu - 2), 1.0)
+            return (count, mean, squares + change * (value - mean), noise + spread), None
 
-        start = (jnp.zeros((), shape.dtype), nothing, nothing, jnp.zeros(shape.shape[1:], shape.dtype))
-        (count, mean, squares, noise), kept = jax.lax.scan(add, start, draws)
-        return mean, squares / jnp.maximum(count - 1, 1) + (noise / count)[None], kept
+        start = (jnp.zeros((), shape.dtype), nothing, nothing, nothing)
+        (count, mean, squares, noise), _ = jax.lax.scan(add, start, draws)
+        return mean, squares / jnp.maximum(count - 1, 1) + noise / count
 
-    return jit(moments)
+    def components(draws: PyTree, x: jax.Array) -> tuple[jax.Array, ...]:
+        return jax.lax.map(lambda draw: observe(draw, x), draws)
+
+    return {"moments": jit(moments), "components": jit(components)}

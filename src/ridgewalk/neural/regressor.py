@@ -1,41 +1,46 @@
-"""`SurrogateRegressor`: a Bayesian neural network with the scikit-learn estimator API."""
+"""`NeuralRegressor`: a Bayesian neural network with the scikit-learn estimator API."""
 
 import os
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ridgewalk._types import PyTree
-from ridgewalk._validation import check_between, check_choice, check_positive, check_whole, requires_extra
-from ridgewalk.kernel import Sampler
-from ridgewalk.neural import DEFAULT_PRIOR, LikelihoodName, OutputScaling, RecalibrationName
-from ridgewalk.neural.compression import PrunedNetworks
-from ridgewalk.neural.conformal import Correction, IntervalCalibration, correct, no_correction
-from ridgewalk.neural.fit import FitSettings, PosteriorSample, sample_posterior
-from ridgewalk.neural.networks import Network, mlp, permeability_network, source_network
-from ridgewalk.neural.posterior import (
-    InputScaling,
+from ridgewalk._validation import check_between, check_positive, requires_extra
+from ridgewalk.neural import (
+    DEFAULT_LIKELIHOOD,
+    DEFAULT_NETWORK,
+    DEFAULT_PRIOR,
+    LikelihoodName,
+    MethodName,
     NoiseKind,
-    OutputScales,
-    PosteriorSpec,
-    build,
-    cold_weight,
-    fit_inputs,
-    fit_outputs,
-    noise_of,
+    OutputScaling,
+    RecalibrationName,
 )
-from ridgewalk.neural.predictive import HeldOut, Predictive, predict_held_out, predict_scaled
-from ridgewalk.neural.report import FitReport
-from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
-from ridgewalk.schedules import Every, parse_interval
+from ridgewalk.neural.assessment import Assessment, assess_cumulative
+from ridgewalk.neural.compression import PrunedNetworks
+from ridgewalk.neural.conformal import IntervalCalibration, correct, no_correction
+from ridgewalk.neural.estimator import (
+    COLD,
+    WARM,
+    Fitted,
+    NeuralEstimator,
+    check_finite_rows,
+    check_parameters,
+    network_of,
+)
+from ridgewalk.neural.fit import FitSettings, PosteriorSample, merge_folds
+from ridgewalk.neural.leave_one_out import UNRELIABLE, leave_one_out, some_examples
+from ridgewalk.neural.likelihoods import Likelihood, Noisy, RelativeL2
+from ridgewalk.neural.networks import Network
+from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs, fit_outputs
+from ridgewalk.neural.predictive import Mixture, Predictive, predict_mixture, predict_scaled
+from ridgewalk.neural.report import FitReport, Gain
+from ridgewalk.schedules import Every
 
 with requires_extra("neural"):
-    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+    from sklearn.base import MultiOutputMixin, RegressorMixin
     from sklearn.metrics import r2_score
     from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
@@ -44,223 +49,85 @@ Array = NDArray[np.float64]
 FEWEST_TO_HOLD_OUT = 10
 """With fewer examples none are held out."""
 
-DTYPES = ("float32", "float64")
-MOST_LISTED = 10
+CHECKED_LEVEL = 0.9
+"""The level whose coverage decides about recalibration="auto"."""
 
-NETWORKS: dict[str, Callable[[], Network]] = {
-    "mlp": mlp,
-    "permeability": permeability_network,
-    "source": source_network,
+TOLERANCE = 0.03
+"""By how much coverage may be off, beside twice its standard error."""
+
+MOST_UNRELIABLE = 0.2
+"""The share of examples whose leave-one-out estimate may be unreliable."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "likelihood": get_args(LikelihoodName),
+    "noise": get_args(NoiseKind),
+    "output_scaling": get_args(OutputScaling),
+    "recalibration": get_args(RecalibrationName),
 }
-SAMPLERS: dict[str, Callable[[], Sampler]] = {
-    "hamcmc": hamcmc,
-    "hasgld_sa": hasgld_sa,
-    "psgld": psgld,
-    "sghmc": sghmc,
-    "sgld": sgld,
-    "sgnht": sgnht,
-}
 
 
-@cache
-def _named_network(name: str) -> Network:
-    """One object per name, so that fits share compiled programs."""
-    return NETWORKS[name]()
+class Checks(NamedTuple):
+    """The correction of intervals, how it was found, and what sampling added."""
+
+    calibration: IntervalCalibration
+    note: str
+    gain: Gain | None
+    raw: Assessment | None
+    """Of the uncorrected predictive distribution."""
 
 
-def network_of(network: Any) -> Network:
-    """A network from its name, or as it is."""
-    if isinstance(network, str):
-        check_choice("network", network, sorted(NETWORKS), "a Network")
-        return _named_network(network)
-    if not hasattr(network, "build"):
-        raise ValueError(
-            f"network: {type(network).__name__} is not a Network; use one of {_listed(NETWORKS)}, or wrap it in "
-            "EquinoxNetwork, LinenNetwork, NnxNetwork or FunctionNetwork (ridgewalk.neural.networks)"
-        )
-    return network
-
-
-def sampler_of(sampler: Any) -> Sampler:
-    """A sampler from its name, or as it is."""
-    if isinstance(sampler, str):
-        check_choice("sampler", sampler, sorted(SAMPLERS), "a Sampler")
-        return SAMPLERS[sampler]()
-    if not isinstance(sampler, Sampler):
-        hint = "; call it: ridgewalk.sgld()" if callable(sampler) else ""
-        raise ValueError(f"sampler: {sampler!r} is not a ridgewalk.Sampler{hint}; or use one of {_listed(SAMPLERS)}")
-    return sampler
-
-
-def sparse_sampler(sampler: Sampler, sparsity: float, burn_in: int) -> Sampler:
-    """The sampler with pruning in the first three quarters of the burn-in; as it is for a sparsity of 0."""
-    check_between("sparsity", sparsity, 0, 1, "[)", "give the fraction of weights to prune, such as 0.7")
-    if sparsity == 0:
-        return sampler
-    if sampler.pruning is not None:
-        raise ValueError(f"sparsity: {sparsity} with a sampler that is pruned already; leave one of them out")
-    if burn_in < 2:
-        raise ValueError(f"burn_in: {burn_in} steps are too few to prune in; use 100 or more with sparsity")
-    return pruned(sampler, float(sparsity), stop=max(1, 3 * burn_in // 4))
-
-
-def _listed(names: dict[str, Any]) -> str:
-    return ", ".join(map(repr, sorted(names)))
-
-
-def check_finite_rows(name: str, values: ArrayLike) -> None:
-    """Raise where examples hold NaN or infinity, with their row numbers."""
-    array = np.asarray(values, float)
-    good = np.isfinite(array).reshape(len(array), -1).all(axis=1)
-    bad = np.flatnonzero(~good)
-    if bad.size:
-        listed = ", ".join(map(str, bad[:MOST_LISTED])) + (", …" if bad.size > MOST_LISTED else "")
-        raise ValueError(
-            f"{name}: contains NaN or infinity in {bad.size} of {len(array)} rows ({listed}; the first is 0); "
-            "leave these examples out, or impute the values"
-        )
-
-
-def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Raise where examples have another shape than those of the fit."""
-    if shape != wanted:
-        raise ValueError(f"{name}: examples have shape {shape}; the model was fitted to examples of shape {wanted}")
-
-
-def check_relative(y: Array) -> None:
-    """Raise where a target is zero everywhere and so has no relative error."""
-    bad = np.flatnonzero(np.linalg.norm(y, axis=1) == 0)
-    if bad.size:
-        raise ValueError(
-            f"y: row {bad[0]} is zero everywhere and has no relative error; leave it out, or use likelihood='gaussian'"
-        )
-
-
-def check_parameters(parameters: dict[str, Any]) -> None:
-    """Raise for names and numbers that are not valid."""
-    choices: dict[str, tuple[str, ...]] = {
-        "likelihood": get_args(LikelihoodName),
-        "noise": get_args(NoiseKind),
-        "output_scaling": get_args(OutputScaling),
-        "recalibration": get_args(RecalibrationName),
-        "dtype": DTYPES,
-    }
-    for name, known in choices.items():
-        check_choice(name, parameters[name], known)
-    if parameters["dtype"] == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ValueError(
-            "dtype: 'float64' needs JAX in 64-bit mode; call jax.config.update('jax_enable_x64', True) first, "
-            "or use 'float32'"
-        )
-    for name, least in (("steps", 2), ("burn_in", 0), ("draws", 2), ("batch_size", 1), ("optimiser_steps", 0)):
-        check_whole(name, parameters[name], least)
-    if parameters["chains"] is not None:
-        check_whole("chains", parameters["chains"])
-    for name in ("learning_rate", "relative_error"):
-        check_positive(name, parameters[name])
-    _check_prior(parameters["prior"])
-    for name in ("step_size", "data_weight"):
-        if parameters[name] != "auto":
-            check_positive(name, parameters[name], "give one, or 'auto'")
-    check_between("holdout", parameters["holdout"], 0, 1, "[)", "use 0.2, or 0 to hold out none")
-    left = parameters["steps"] - parameters["burn_in"]
-    if left < 1:
-        raise ValueError(
-            f"steps: {parameters['steps']} include burn_in = {parameters['burn_in']}, which leaves none to keep; "
-            f"make more steps than {parameters['burn_in']} (three times as many is the default), or lower burn_in"
-        )
-    if left * (parameters["chains"] or 2) < parameters["draws"]:
-        raise ValueError(
-            f"draws: {parameters['draws']} do not fit into steps = {parameters['steps']} with burn_in = "
-            f"{parameters['burn_in']}; make more steps, or keep fewer draws"
-        )
-    parse_interval(parameters["checkpoint_every"], "checkpoint_every")
-
-
-def settings_from(parameters: dict[str, Any], seed: int) -> FitSettings:
-    """The settings of the phases of a fit."""
-    names = [name for name in FitSettings._fields if name not in ("seed", "checkpoint", "step_size")]
-    folder, step = parameters["checkpoint"], parameters["step_size"]
-    return FitSettings(
-        **{name: parameters[name] for name in names},
-        seed=seed,
-        checkpoint=None if folder is None else Path(folder),
-        step_size=step if step == "auto" else float(step),
-    )
-
-
-def seed_of(random_state: Any, resumable: bool) -> int:
-    """A seed from an int, from NumPy's legacy generator, or a random one from None."""
-    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer | np.random.RandomState | None):
-        raise ValueError(f"random_state: {random_state!r} is not a seed; give a whole number such as 0, or None")
-    if isinstance(random_state, int | np.integer):
-        if not 0 <= random_state < 2**63:
-            raise ValueError(f"random_state: {random_state} is not between 0 and 2^63; give a small whole number")
-        return int(random_state)
-    if resumable:
-        raise ValueError("random_state: a fit with a checkpoint needs a whole number, so that it can be resumed")
-    source = np.random.mtrand._rand if random_state is None else random_state
-    return int(source.randint(2**31 - 1))
-
-
-def _check_prior(prior: Any) -> None:
-    if isinstance(prior, int | float | np.number):
-        check_positive("prior", prior)
-    elif prior is None or isinstance(prior, str):
-        raise ValueError(f"prior: {prior!r} is neither a scale such as 1.0 nor a log prior of the weights")
-
-
-class Fitted(NamedTuple):
-    """What predictions need, and a saved model holds."""
-
-    draws: list[np.ndarray]
-    """Leaves (draw, …) of the positions, in the order of the network's tree."""
-    inputs: InputScaling
-    outputs: OutputScales
-    correction: Correction
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    examples: int
-
-
-class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # type: ignore[misc]
     """Regression with a neural network whose weights are sampled from their posterior.
 
-    `fit` standardises the data, holds some out, brings one network per chain to a mode with Adam, samples the posterior
-    of the weights from there (`ridgewalk.sample`), and calibrates the predictive standard deviation on the held-out
-    data. `report_` says what was done. Inputs are (n, …), vectors or fields; targets (n,), (n, outputs) or fields
-    (n, …).
+    `fit` standardises the data, brings one network per chain to a mode with Adam, and samples the posterior of the
+    weights, of the scales of the layers and of the noise from there (`ridgewalk.sample`, with warm-up), until the
+    predictions have an R-hat of at most `r_hat`. All rows are learnt from. `report_` says what was done. Inputs are
+    (n, …), vectors or fields; targets (n,), (n, outputs) or fields (n, …).
 
-    A second fit with another number of rows compiles nothing, as long as shapes, settings and likelihood "gaussian" are
-    the same: data are padded to one of few sizes (`ridgewalk.neural.posterior.padded`).
+    Networks of more than 32,768 weights, and the likelihood "relative_l2", have a cold posterior instead: few steps of
+    minibatches from the modes, a likelihood to a power (`data_weight`), and recalibration on rows that are held out.
+
+    A second fit with another number of rows compiles nothing where the number is padded to the same one, as long as
+    shapes and settings are the same (`ridgewalk.neural.posterior.padded`).
 
     Args:
-        network: "mlp", "source", "permeability", or a `Network` such as `EquinoxNetwork(make)`.
-        sampler: the name of a sampler, such as "hasgld_sa" or "sgld", or a `Sampler`.
-        likelihood: "gaussian", with learnt noise, or "relative_l2", the relative error of a whole field.
-        prior: the prior standard deviation of each weight in units of its layer's initialisation; or a log prior of the
-            network's weights, such as `gaussian_prior(0.5)`, `spike_and_slab()` or a function of them. The noise has a
-            prior of its own.
+        network: "mlp" (one hidden layer of 50 tanh units), "mlp:64x64" or "mlp:64x64:relu", "conv" or "conv:8x16" for
+            images, the paper's "source" and "permeability", or a `Network` such as `EquinoxNetwork(make)`.
+        hidden: the sizes of the hidden layers of network="mlp", such as (64, 64).
+        method: "sample"; or, from the same modes, "ensemble" (the modes themselves), "laplace" (the network linearised
+            at each mode, with the full Gauss–Newton covariance) or "swag".
+        sampler: "auto", the name of a sampler such as "hasgld_sa" or "sgld", or a `Sampler`.
+        likelihood: "student_t" (Student's t with learnt degrees of freedom, close to a Gaussian where they are many) or
+            "gaussian", both with learnt noise; or "relative_l2", the relative error of a whole field.
+        prior: how much functions of the prior vary over the inputs, in standard deviations of the targets
+            (`ridgewalk.neural.function_prior`); or a log prior of the network's weights, such as `gaussian_prior(0.5)`,
+            `spike_and_slab()` or a function of them. The noise has a prior of its own.
         sparsity: fraction of the weights, biases excluded, that is pruned during burn-in; 0 for none. A pruned model is
             smaller on disk, and predicts few examples at a time by sparse products.
-        data_weight: the power of the likelihood, 1 for the Bayesian posterior. "auto" is 1, or the number of weights
-            over the number of targets where there are more weights: at temperature 1, posterior noise in so many
-            weights swamps the fit. This is a cold posterior; recalibration corrects its predictive standard deviation.
-            Gradient noise makes up for part of it: see `ridgewalk.neural.fit`.
-        noise: observation noise learnt for "each" output, or "shared" by all.
+        data_weight: the power of the likelihood, 1 for the Bayesian posterior. "auto" is 1 for networks of up to 32,768
+            weights, and the number of weights over the number of targets, at least 1, for larger ones and for
+            "relative_l2".
+        noise: observation noise learnt for "each" output, "shared" by all, or as a function of the "input".
         relative_error: expected relative error of one example under "relative_l2"; the likelihood's temperature is this
             over the number of outputs.
-        optimiser_steps: steps of Adam for each chain; 0 starts sampling from random weights.
-        learning_rate: the largest learning rate of the optimiser.
-        steps: sampling steps of each chain, burn-in included.
-        burn_in: first sampling steps that are not kept.
-        draws: number of draws of the weights that are kept, over all chains.
+        optimiser_steps: steps of Adam for each chain; 0 starts sampling from random weights. Default 1,500 (cold
+            posteriors: 3,000).
+        learning_rate: the largest learning rate of the optimiser, in units of the prior. Default 0.01 (cold: 0.02).
+        steps: the most sampling steps of each chain, burn-in included. Default 96,000 (cold: exactly 600).
+        burn_in: first sampling steps that are not kept, those of warm-up. Default 4,000 (cold: 200).
+        draws: number of draws of the weights that are kept, over all chains. Default 400 (cold: 40).
         chains: number of chains, each from its own random weights; None for 4, or 2 from a million weights on.
-        batch_size: examples per step, of optimiser and sampler.
-        step_size: ε of the sampler, or "auto" (see `ridgewalk.neural.fit.stable_step_size`).
-        holdout: fraction of the examples held out for recalibration.
-        recalibration: "conformal" (intervals with a coverage guarantee; for levels that need more examples than were
-            held out, and for standard deviations: "temperature"), "temperature" (one factor), or "none".
+        batch_size: examples per step, of optimiser and sampler; "auto" is all rows while weights × rows are at most
+            2^24 (cold: 32).
+        step_size: ε of the sampler, or "auto": found by warm-up (cold: `ridgewalk.neural.fit.stable_step_size`).
+        r_hat: sampling ends when the predictions have this R-hat (median over 64 examples); None makes all `steps`.
+        max_time: seconds after which sampling ends.
+        holdout: fraction of the examples held out for recalibration. Default 0 (cold: 0.2).
+        recalibration: "conformal" (intervals with a coverage guarantee; for levels that need more scores than there
+            are, and for standard deviations: "temperature"), "temperature" (one factor), or "none". Where nothing is
+            held out, chain c learns without the c-th part of the rows, and its predictions of them give the scores.
+            "auto" corrects only if the coverage of the intervals of level 0.9 is off: on the rows held out, or else by
+            leave-one-out estimates.
         output_scaling: scale outputs by the standard deviation of "each" one, or of all "together" (fields of one
             quantity).
         dtype: of weights and sampling, "float32" or "float64".
@@ -272,25 +139,29 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
 
     def __init__(
         self,
-        network: str | Network = "mlp",
-        sampler: Any = "hasgld_sa",
+        network: str | Network = DEFAULT_NETWORK,
         *,
-        likelihood: LikelihoodName = "gaussian",
+        hidden: tuple[int, ...] | None = None,
+        method: MethodName = "sample",
+        sampler: Any = "auto",
+        likelihood: LikelihoodName = DEFAULT_LIKELIHOOD,
         prior: Any = DEFAULT_PRIOR,
         sparsity: float = 0.0,
         data_weight: float | str = "auto",
         noise: NoiseKind = "each",
         relative_error: float = 0.02,
-        optimiser_steps: int = 3000,
-        learning_rate: float = 5e-3,
-        steps: int = 600,
-        burn_in: int = 200,
-        draws: int = 40,
+        optimiser_steps: int | None = None,
+        learning_rate: float | None = None,
+        steps: int | None = None,
+        burn_in: int | None = None,
+        draws: int | None = None,
         chains: int | None = None,
-        batch_size: int = 32,
+        batch_size: int | str = "auto",
         step_size: float | str = "auto",
-        holdout: float = 0.2,
-        recalibration: RecalibrationName = "conformal",
+        r_hat: float | None = 1.1,
+        max_time: float | None = None,
+        holdout: float | None = None,
+        recalibration: RecalibrationName = "auto",
         output_scaling: OutputScaling = "each",
         dtype: str = "float32",
         random_state: Any = 0,
@@ -299,6 +170,8 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         progress: bool = False,
     ) -> None:
         self.network = network
+        self.hidden = hidden
+        self.method = method
         self.sampler = sampler
         self.likelihood = likelihood
         self.prior = prior
@@ -314,6 +187,8 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         self.chains = chains
         self.batch_size = batch_size
         self.step_size = step_size
+        self.r_hat = r_hat
+        self.max_time = max_time
         self.holdout = holdout
         self.recalibration = recalibration
         self.output_scaling = output_scaling
@@ -325,37 +200,59 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to inputs (n, …) and targets (n, …)."""
-        parameters = self.get_params(deep=False)
-        check_parameters(parameters)
-        network_of(self.network)
-        sampler = sparse_sampler(sampler_of(self.sampler), self.sparsity, self.burn_in)
+        self._check_settings()
         x, targets = self._checked_data(X, y)
-        seed = seed_of(self.random_state, self.checkpoint is not None)
         flat = targets.reshape(len(targets), -1)
         if self.likelihood == "relative_l2":
-            check_relative(flat)
-        learn, held = _split(len(x), self.holdout if self.recalibration != "none" else 0.0, seed)
-        inputs, outputs = fit_inputs(x[learn]), fit_outputs(flat[learn], self.output_scaling)
+            _check_relative(flat)
         shapes = x.shape[1:], targets.shape[1:]
-        fitted = Fitted([], inputs, outputs, no_correction(0).correction, *shapes, len(learn))
-        spec, data_weight = self._spec(fitted), self._data_weight(fitted)
-        scaled = inputs.forward(x).astype(self.dtype)
-        wanted = flat[learn][:, outputs.varying] / _typical(outputs) if spec.units else outputs.forward(flat[learn])
-        found = sample_posterior(
-            spec, sampler, scaled[learn], wanted.astype(self.dtype), data_weight, settings_from(parameters, seed)
-        )
-        predicted = predict_held_out(spec, found.draws, scaled[held if held.size else learn], found.chains)
-        checks = no_correction(spec.outputs)
+        nothing = no_correction(0).correction
+        every = Fitted([], fit_inputs(x), fit_outputs(flat, self.output_scaling), nothing, *shapes, len(x))
+        normalised = self.likelihood != "relative_l2"
+        spec = self._spec(every)
+        cold = self._is_cold(spec, normalised)
+        settings = self._settings(spec, cold, len(x))
+        learn, held = _split(len(x), self._holdout(cold), settings.seed)
+        fitted = every
         if held.size:
-            checks = correct(predicted.predictive, outputs.forward(flat[held]), self.recalibration, seed)
-        self._fitted = fitted._replace(draws=jax.tree.leaves(found.draws), correction=checks.correction)
+            scalings = fit_inputs(x[learn]), fit_outputs(flat[learn], self.output_scaling)
+            fitted = Fitted([], *scalings, nothing, *shapes, len(learn))
+            spec = self._spec(fitted)
+        data_weight = self._data_weight(spec, len(learn), cold)
+        fitted = fitted._replace(mixture=not cold)
+        scaled = fitted.inputs.forward(x).astype(self.dtype)
+        wanted = fitted.outputs.forward(flat)
+        learnt = flat[:, fitted.outputs.varying] / _typical(fitted.outputs) if not normalised else wanted
+        rows = scaled[learn], learnt[learn].astype(self.dtype)
+        corrected = self.recalibration in ("conformal", "temperature")
+        if corrected and not held.size and not cold and len(x) >= FEWEST_TO_HOLD_OUT:
+            found, checks = self._fit_folds(spec, settings, fitted, *rows, wanted)
+        else:
+            found = self._sample(spec, data_weight, settings, *rows, np.ones(len(learn)))
+            checks = self._checks(spec, settings, fitted, found, scaled, wanted, learn, held)
+        self._fitted = fitted._replace(draws=jax.tree.leaves(found.draws), correction=checks.calibration.correction)
         self._pruned = PrunedNetworks()
-        self.report_ = self._report(spec, found, checks, predicted, len(held))
+        self.report_ = self._report(spec, data_weight, found, checks, len(held))
         return self
+
+    def _check_settings(self) -> None:
+        check_parameters(self.get_params(deep=False), CHOICES)
+        check_positive("relative_error", self.relative_error)
+        if self.holdout is not None:
+            check_between("holdout", self.holdout, 0, 1, "[)", "use 0.2, or 0 to hold out none")
+        network_of(self.network, self.hidden)
+        if self.likelihood == "relative_l2" and self.method in ("laplace", "swag"):
+            raise ValueError(f"method: {self.method!r} needs a normalised likelihood, which 'relative_l2' is not")
+
+    def _holdout(self, cold: bool) -> float:
+        if self.recalibration == "none":
+            return 0.0
+        default = (COLD if cold else WARM).holdout
+        return default if self.holdout is None else float(self.holdout)
 
     def _checked_data(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
         if y is None:
-            raise ValueError("y: it is None; SurrogateRegressor requires y to be passed, but the target y is None")
+            raise ValueError("y: it is None; NeuralRegressor requires y to be passed, but the target y is None")
         x: Array = validate_data(
             self, X, dtype=np.float64, allow_nd=True, ensure_all_finite=False, ensure_min_samples=2
         )
@@ -367,75 +264,164 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         check_finite_rows("y", targets)
         return x, targets
 
-    def _data_weight(self, fitted: Fitted) -> float:
-        if self.data_weight != "auto":
-            return float(self.data_weight)
-        outputs = int(fitted.outputs.varying.sum())
-        return cold_weight(network_of(self.network), fitted.input_shape, outputs, fitted.examples)
-
     def _spec(self, fitted: Fitted) -> PosteriorSpec:
-        varying, units = fitted.outputs.varying, None
+        outputs = int(fitted.outputs.varying.sum())
+        likelihood: Likelihood = Noisy(outputs, self.noise, self.likelihood == "student_t")
         if self.likelihood == "relative_l2":
-            typical = _typical(fitted.outputs)
-            parts = (fitted.outputs.centre, fitted.outputs.scale)
-            units = tuple(tuple((part[varying] / typical).tolist()) for part in parts)
+            likelihood = RelativeL2(outputs, float(self.relative_error) / outputs, _units(fitted.outputs))
         return PosteriorSpec(
-            network=network_of(self.network),
+            network=network_of(self.network, self.hidden),
             input_shape=fitted.input_shape,
-            outputs=int(varying.sum()),
-            likelihood=self.likelihood,
+            likelihood=likelihood,
             prior=self.prior,
-            noise=self.noise,
-            relative_error=float(self.relative_error),
-            units=units,  # type: ignore[arg-type]
+            learnt_scales=self.likelihood != "relative_l2",
             dtype=self.dtype,
         )
 
+    def _checks(
+        self,
+        spec: PosteriorSpec,
+        settings: FitSettings,
+        fitted: Fitted,
+        found: PosteriorSample,
+        scaled: np.ndarray,
+        wanted: Array,
+        learn: NDArray[np.intp],
+        held: NDArray[np.intp],
+    ) -> Checks:
+        """On rows that were held out; without them, by leave-one-out estimates."""
+        raw = no_correction(spec.likelihood.network_outputs)
+        if held.size:
+            return self._held_out(spec, settings, fitted, found, scaled[held], wanted[held])
+        if self.recalibration == "none" or not fitted.mixture or self.method != "sample":
+            return Checks(raw, "not recalibrated", None, None)
+        some = learn[some_examples(len(learn))]
+        left = leave_one_out(predict_mixture(spec, found.draws, scaled[some]), wanted[some])
+        gain = None
+        if found.jackknife is not None:
+            modes = found.jackknife[some_examples(len(learn))]
+            gain = self._gain(fitted, left.log_density, modes, "leave-one-out estimates")
+        assessed = assess_cumulative(left.cumulative, left.log_density)
+        at = _coverage(assessed)
+        said = f"leave-one-out coverage of the raw intervals of level {CHECKED_LEVEL:g}: {at:.3f}"
+        if left.unreliable > MOST_UNRELIABLE:
+            share = f"Pareto k is above {UNRELIABLE:g} for {100 * left.unreliable:.0f} % of the examples"
+            return Checks(raw, f"{said}, not reliable ({share}); not recalibrated", gain, assessed)
+        if not _off(at, len(some)):
+            return Checks(raw, f"{said}; not recalibrated", gain, assessed)
+        calibration = correct(left.predictive, wanted[some], "conformal", settings.seed)
+        return Checks(calibration, f"{said}; recalibrated by leave-one-out scores", gain, assessed)
+
+    def _held_out(
+        self,
+        spec: PosteriorSpec,
+        settings: FitSettings,
+        fitted: Fitted,
+        found: PosteriorSample,
+        x: np.ndarray,
+        y: Array,
+    ) -> Checks:
+        if not fitted.mixture:
+            kind: RecalibrationName = "conformal" if self.recalibration == "auto" else self.recalibration
+            calibration = correct(predict_scaled(spec, found.draws, x), y, kind, settings.seed)
+            return Checks(calibration, "on rows held out", None, calibration.before)
+        mixture = predict_mixture(spec, found.draws, x)
+        modes = predict_mixture(spec, found.modes, x)
+        gain = self._gain(fitted, mixture.log_density(y), modes.log_density(y), "on rows held out")
+        raw = assess_cumulative(mixture.cumulative(y), mixture.log_density(y))
+        return self._corrected(mixture.predictive(), raw, y, settings.seed, "held out", gain)
+
+    def _corrected(
+        self, known: Predictive, raw: Assessment, y: Array, seed: int, which: str, gain: Gain | None
+    ) -> Checks:
+        """The correction that is asked for, or needed, from predictions of rows that were not learnt from."""
+        at = _coverage(raw)
+        said = f"coverage of the raw intervals of level {CHECKED_LEVEL:g} on rows {which}: {at:.3f}"
+        kind = self.recalibration
+        if kind == "auto":
+            if not _off(at, len(y)):
+                return Checks(no_correction(y.shape[1]), f"{said}; not recalibrated", gain, raw)
+            kind = "conformal"
+        return Checks(correct(known, y, kind, seed), f"{said}; recalibrated by them", gain, raw)
+
+    def _fit_folds(
+        self, spec: PosteriorSpec, settings: FitSettings, fitted: Fitted, x: np.ndarray, y: np.ndarray, wanted: Array
+    ) -> tuple[PosteriorSample, Checks]:
+        """Chain c learns without fold c, whose predictions by that chain give the scores of the correction (CV+)."""
+        chains = min(settings.chains or 4, len(x) // 2)
+        fold = np.random.default_rng(settings.seed).permutation(np.arange(len(x)) % chains)
+        parts, mean, std, raw = [], np.empty_like(wanted), np.empty_like(wanted), np.empty(wanted.shape)
+        drawn, modes = np.empty(len(x)), np.empty(len(x))
+        for chain in range(chains):
+            out = fold == chain
+            own = settings._replace(
+                chains=1,
+                seed=settings.seed + chain,
+                draws=max(2, -(-settings.draws // chains)),
+                checkpoint=None if settings.checkpoint is None else settings.checkpoint / f"fold-{chain}",
+            )
+            found = self._sample(spec, 1.0, own, x, y, (~out).astype(float))
+            mixture = predict_mixture(spec, found.draws, x[out])
+            known = mixture.predictive()
+            mean[out], std[out], raw[out] = known.mean, known.std, mixture.cumulative(wanted[out])
+            drawn[out] = mixture.log_density(wanted[out])
+            modes[out] = predict_mixture(spec, found.modes, x[out]).log_density(wanted[out])
+            parts.append(found)
+        assessed = assess_cumulative(raw, drawn)
+        gain = self._gain(fitted, drawn, modes, "on rows left out of each chain")
+        checks = self._corrected(Predictive(mean, std), assessed, wanted, settings.seed, "left out", gain)
+        return merge_folds(spec, parts, x), checks
+
+    def _gain(self, fitted: Fitted, drawn: Array, modes: Array, how: str) -> Gain:
+        """In the units of the targets."""
+        units = float(np.log(fitted.outputs.scale[fitted.outputs.varying]).sum())
+        return Gain(float(np.mean(drawn)) - units, float(np.mean(modes)) - units, how)
+
     def _report(
-        self, spec: PosteriorSpec, found: PosteriorSample, checks: IntervalCalibration, predicted: HeldOut, held: int
+        self, spec: PosteriorSpec, data_weight: float, found: PosteriorSample, checks: Checks, held: int
     ) -> FitReport:
-        sigma = noise_of(spec, found.draws)
-        outputs = self._fitted.outputs
+        sigma = np.exp(np.asarray(found.draws["log_noise"], float)) if "log_noise" in found.draws else None
+        outputs = int(self._fitted.outputs.varying.sum())
+        correction = checks.calibration.correction
         return FitReport(
             network=self.network if isinstance(self.network, str) else type(self.network).__name__,
+            method=self.method,
             sampler=self.sampler if isinstance(self.sampler, str) else type(self.sampler).__name__,
             weights=found.weights,
             examples=self._fitted.examples,
             held_out=held,
-            outputs=spec.outputs,
-            constant_outputs=int(outputs.centre.size - spec.outputs),
-            data_weight=self._data_weight(self._fitted),
+            outputs=outputs,
+            constant_outputs=int(self._fitted.outputs.centre.size - outputs),
+            data_weight=data_weight,
             chains=found.chains,
             draws=len(self._fitted.draws[0]),
             phases=found.phases,
             step_size=found.step_size,
-            noise=float(np.median(sigma)) if np.any(sigma > 0) else None,
-            ess=predicted.ess,
-            r_hat=predicted.r_hat,
+            noise=None if sigma is None else float(np.median(sigma)),
+            ess=found.mixing.ess,
+            r_hat=found.mixing.r_hat,
+            ending=found.ending,
             temperature=found.temperature,
             health=found.health,
-            recalibration=checks.correction.kind,
-            scale=checks.correction.scale,
-            before=checks.before,
-            after=checks.after,
+            gain=checks.gain,
+            recalibration=correction.kind,
+            calibration_note=checks.note,
+            scale=correction.scale,
+            before=checks.raw or checks.calibration.before,
+            after=checks.calibration.after,
         )
 
     def _predictive(self, X: ArrayLike) -> Predictive:
         """μ and uncorrected σ in scaled units."""
-        check_is_fitted(self, "report_")
-        x = validate_data(self, X, dtype=np.float64, allow_nd=True, ensure_all_finite=False, reset=False)
-        check_finite_rows("X", x)
-        check_shape("X", x.shape[1:], self._fitted.input_shape)
-        spec, scaled = self._spec(self._fitted), self._fitted.inputs.forward(x).astype(self.dtype)
+        scaled = self._scaled(X)
+        spec = self._spec(self._fitted)
         sparse = self._pruned.predict(spec, self.draws_, scaled) if self.sparsity else None
         return predict_scaled(spec, self.draws_, scaled) if sparse is None else sparse
 
-    @property
-    def draws_(self) -> PyTree:
-        """Draws of the position (network's weights, and log σ), leaves (draw, …)."""
-        check_is_fitted(self, "report_")
-        like = jax.eval_shape(build(self._spec(self._fitted)).start, jax.random.key(0))
-        return jax.tree.unflatten(jax.tree.structure(like), self._fitted.draws)
+    def _mixture(self, X: ArrayLike) -> Mixture:
+        """The components of the uncorrected predictive distribution, in scaled units."""
+        scaled = self._scaled(X)
+        return predict_mixture(self._spec(self._fitted), self.draws_, scaled)
 
     def _shaped(self, values: Array) -> Array:
         return values.reshape(len(values), *self._fitted.output_shape)
@@ -451,10 +437,38 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper ends of the central interval of a level, after recalibration."""
-        known = self._predictive(X)
+        check_is_fitted(self, "report_")
+        check_between("level", level, 0, 1, "()", "give a probability such as 0.9")
         outputs = self._fitted.outputs
+        if self._raw_mixture():
+            mixture = self._mixture(X)
+            ends = (outputs.mean(mixture.quantile(0.5 * (1 + sign * level))) for sign in (-1, 1))
+            lower, upper = (self._shaped(end) for end in ends)
+            return lower, upper
+        known = self._predictive(X)
         middle, half = outputs.mean(known.mean), outputs.std(self._fitted.correction.half_width(known, level))
         return self._shaped(middle - half), self._shaped(middle + half)
+
+    def _raw_mixture(self) -> bool:
+        """Whether intervals are those of the mixture: it is neither of a cold posterior nor recalibrated."""
+        return self._fitted.mixture and self._fitted.correction.kind == "none" and not self.sparsity
+
+    def log_density(self, X: ArrayLike, y: ArrayLike) -> Array:
+        """log posterior predictive density of each example, its outputs together, in the units of the targets.
+
+        A correction stretches the distribution around its mean. Constant outputs are left out.
+        """
+        targets, mixture = np.asarray(y, float), self._mixture(X)
+        outputs = self._fitted.outputs
+        if targets.shape != (mixture.location.shape[1], *self._fitted.output_shape):
+            raise ValueError(
+                f"y: shape {targets.shape} does not fit predictions of shape "
+                f"{(mixture.location.shape[1], *self._fitted.output_shape)}"
+            )
+        scaled, stretch = outputs.forward(targets.reshape(len(targets), -1)), self._fitted.correction.scale
+        centre = mixture.predictive().mean
+        units = np.log(outputs.scale[outputs.varying]).sum() + outputs.varying.sum() * np.log(stretch)
+        return mixture.log_density(centre + (scaled - centre) / stretch) - float(units)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """R² of the mean, averaged over outputs."""
@@ -463,31 +477,37 @@ class SurrogateRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # ty
         predicted = self.predict(X).reshape(len(targets), -1)
         return float(r2_score(targets.reshape(len(targets), -1), predicted, sample_weight=sample_weight))
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a folder, atomically: safetensors and JSON."""
-        from ridgewalk.neural.io import save_model  # noqa: PLC0415  (which imports this class)
 
-        check_is_fitted(self, "report_")
-        save_model(self, Path(path), overwrite)
+def _check_relative(y: Array) -> None:
+    """Raise where a target is zero everywhere and so has no relative error."""
+    bad = np.flatnonzero(np.linalg.norm(y, axis=1) == 0)
+    if bad.size:
+        raise ValueError(
+            f"y: row {bad[0]} is zero everywhere and has no relative error; leave it out, or use likelihood='gaussian'"
+        )
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, network: Network | None = None) -> "SurrogateRegressor":
-        """Read a saved model; a network without a name must be passed again. Nothing in the folder is executed."""
-        from ridgewalk.neural.io import load_model  # noqa: PLC0415
 
-        return load_model(cls, Path(path), network)
+def _coverage(assessed: Assessment) -> float:
+    """Coverage of the intervals that decide about recalibration="auto"."""
+    return float(assessed.coverage[int(np.argmin(np.abs(assessed.levels - CHECKED_LEVEL)))])
 
-    def __sklearn_tags__(self) -> Any:
-        """Inputs may have more than two axes."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags
+
+def _off(coverage: float, examples: int) -> bool:
+    """Whether coverage is off by more than the tolerance and twice its standard error."""
+    error = np.sqrt(CHECKED_LEVEL * (1 - CHECKED_LEVEL) / examples)
+    return bool(abs(coverage - CHECKED_LEVEL) > TOLERANCE + 2 * error)
 
 
 def _typical(outputs: OutputScales) -> float:
     """The root mean square of the outputs that vary."""
     varying = outputs.varying
     return float(np.sqrt(np.mean(outputs.centre[varying] ** 2 + outputs.scale[varying] ** 2)))
+
+
+def _units(outputs: OutputScales) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and scale of the outputs in units of their typical size."""
+    typical, varying = _typical(outputs), outputs.varying
+    return tuple((outputs.centre[varying] / typical).tolist()), tuple((outputs.scale[varying] / typical).tolist())
 
 
 def _split(examples: int, share: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

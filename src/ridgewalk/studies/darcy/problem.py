@@ -31,12 +31,14 @@ from ridgewalk.darcy import (
 )
 from ridgewalk.darcy.grid import Array, Pressure
 from ridgewalk.neural.assessment import mean_relative_error
-from ridgewalk.neural.fit import Checkpointing, Schedule, optimise
+from ridgewalk.neural.likelihoods import Noisy
 from ridgewalk.neural.networks import Model, Network, mlp, permeability_network, source_network
-from ridgewalk.neural.posterior import InputScaling, OutputScales, fit_inputs, fit_outputs, gaussian
+from ridgewalk.neural.optimiser import Checkpointing, Schedule, optimise
+from ridgewalk.neural.posterior import InputScaling, OutputScales, fit_inputs, fit_outputs
 from ridgewalk.preconditioners.base import largest_curvature
 from ridgewalk.preconditioners.rescaled import gradient_scale, rescaled
 from ridgewalk.preconditioners.static import Identity
+from ridgewalk.priors.base import gaussian_prior
 from ridgewalk.sampling.runner import progress_bar, stop_on_signal
 from ridgewalk.studies.framework.tasks import Arrays, cached_arrays
 from ridgewalk.target import Posterior
@@ -422,14 +424,19 @@ def _darcy_posterior(settings: Settings, mirror: bool, spe10: str | None) -> Dar
     model = _network(settings).build(scaled.x.shape[1:], scaled.y.shape[1])
     unit = float(scaled.outputs.scale.max())
     noise = settings.relative_noise * float(np.sqrt(np.mean(data.train.fluxes**2))) / unit
-    known = gaussian(model.apply, prior_scale=settings.prior_scale, noise=noise, noise_width=0.0)
-    target = Posterior(known.log_prior, known.log_likelihood, (jnp.asarray(scaled.x), jnp.asarray(scaled.y)))
+    known = Noisy(scaled.y.shape[1], first_noise=noise, width=0.0)
+
+    def log_likelihood(weights: PyTree, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return known.log_likelihood({}, model.apply(weights, batch[0]), batch[1])
+
+    data_on_device = jnp.asarray(scaled.x), jnp.asarray(scaled.y)
+    target = Posterior(gaussian_prior(settings.prior_scale), log_likelihood, data_on_device)
     return DarcyPosterior(settings, mirror, data, scaled, model, target, noise)
 
 
 def _network(settings: Settings) -> Network:
     if settings.mlp_widths:
-        return mlp(hidden=settings.mlp_widths)
+        return mlp(hidden=settings.mlp_widths, activation=jax.nn.silu)
     return source_network() if settings.kind == "source" else permeability_network()
 
 
