@@ -301,12 +301,9 @@ LOCATIONS = {
     "convergence": "ridgewalk.studies.convergence.study:STUDY",
     "logistic": "ridgewalk.studies.logistic:STUDY",
     "outliers": "ridgewalk.studies.outliers:STUDY",
-<<<<<<< HEAD
     "tall": "ridgewalk.studies.tall.study:STUDY",
-=======
     "uci": "ridgewalk.studies.uci:STUDY",
     "digits": "ridgewalk.studies.digits:STUDY",
->>>>>>> neural
 }
 """The registry, in the order in which studies are reported. To add a study, add its location."""
 
