@@ -125,30 +125,30 @@ def sums_child(repetitions: int) -> None:
     one_core()
     rw.distributed.initialize()
     import jax
-    import jax.numpy as jnp
     import numpy as np
+
+    from ridgewalk.distributed.shards import replicate, vector_over_shards
 
     data = rw.distributed.shard(np.zeros((jax.device_count(), 1), "float32"))
     found = {}
     for size in SIZES:
         count = max(20, min(2000, 20_000_000 // size))
 
-        def loop(vector: Any, length: int) -> Any:
+        def loop(data: Any, vector: Any, length: int) -> Any:
             def body(_: Any, v: Any) -> Any:
-                summed = rw.distributed.shards.vector_over_shards(data, lambda v, rows: v + rows[0], v, data.arrays)
-                return 0.5 * summed
+                return 0.5 * vector_over_shards(data, lambda v, rows: v + rows[0], v, data.arrays)
 
             return jax.lax.fori_loop(0, length, body, vector)
 
-        compiled = jax.jit(loop, static_argnums=1)
-        start = rw.distributed.shards.replicate(np.ones(size, "float32"), data.mesh)
+        compiled = jax.jit(loop, static_argnums=2)
+        start = replicate(np.ones(size, "float32"), data.mesh)
         times = []
         for _ in range(repetitions + 1):
             begun = time.perf_counter()
-            compiled(start, count).block_until_ready()
+            compiled(data, start, count).block_until_ready()
             times.append((time.perf_counter() - begun) / count)
         found[str(size)] = median(times[1:])
-    tell(seconds=found, check=bool(jnp.isfinite(jnp.ones(()))))
+    tell(seconds=found)
 
 
 def parameters_child(sampler: str, width: int, steps: int) -> None:

@@ -85,8 +85,12 @@ def test_rows_on_disk_give_the_draws_of_rows_in_memory(tmp_path, replacement):
 
 
 @pytest.mark.slow
-def test_rows_on_disk_that_are_not_finite_are_named(tmp_path):
+def test_rows_on_disk_that_are_not_finite_are_named(tmp_path, monkeypatch):
     bad = {**HOST, "x": np.where(np.arange(400)[:, None] == 7, np.nan, HOST["x"])}
+    target = replace(PLAIN, data=shard(memory_mapped(tmp_path, bad), shards=4))
+    with pytest.raises(ValueError, match="data: some of the first examples looked at hold NaN or infinity"):
+        run(target)
+    monkeypatch.setattr(shards, "EXAMPLES", 8)  # of each shard the first and the fiftieth row
     target = replace(PLAIN, data=shard(memory_mapped(tmp_path, bad), shards=4))
     with pytest.raises(rw.DivergenceError, match=r"NaN or infinity in the data, data\['x'\] in row 7 of process 0"):
         run(target, steps=400)

@@ -218,8 +218,8 @@ class _Watch(threading.Thread):
         self.own, self.count = jax.process_index(), jax.process_count()
         self.heard = dict.fromkeys(range(self.count), ("", time.monotonic()))
         self.answered = time.monotonic()
-        self.failed = self.ending = self.lost = False
-        self.advice = ""
+        self.failed = self.ending = self.lost = self.shown = False
+        self.advice = self.words = ""
         self.step: int | None = None
 
     @classmethod
@@ -254,6 +254,7 @@ class _Watch(threading.Thread):
 
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             former(kind, error, trace)
+            self.shown = True
             self.fail(error)
 
         return hook
@@ -262,7 +263,7 @@ class _Watch(threading.Thread):
         """Tell the others that this process fails."""
         if self.failed:
             return
-        self.failed, self.lost = True, isinstance(error, ProcessLostError)
+        self.failed, self.lost, self.words = True, isinstance(error, ProcessLostError), str(error)
         try:
             self.say(f"failed {type(error).__name__}: {_first_line(error)}")
         except Exception as gone:
@@ -304,8 +305,12 @@ class _Watch(threading.Thread):
         if self.ending:
             return
         if self.failed:  # with an error of its own, which the main thread is about to show
-            time.sleep(LINGER)
-            os._exit(1)
+            until = time.monotonic() + LINGER
+            while not self.shown and time.monotonic() < until:
+                time.sleep(LINGER / 20)
+            if not self.shown:
+                print(f"ridgewalk: {self.words}", file=sys.stderr, flush=True)
+            os._exit(EXIT_CODE if self.lost else 1)
         sys.stdout.flush()
         print(f"ridgewalk: {what}; {self.advice or 'start all processes again'}", file=sys.stderr, flush=True)
         os._exit(EXIT_CODE)
@@ -337,7 +342,7 @@ def _speak_on_abort(watch: _Watch) -> None:
         return
 
     def speak(_: int) -> None:
-        watch.give_up(f"JAX ended this process{watch.where()}, most likely because process 0 was lost")
+        watch.give_up(f"process 0, or one that it waits for, was lost{watch.where()} (JAX ended this process)")
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(speak)
     _on_abort.append(handler)

@@ -370,9 +370,12 @@ def check_finite(target: Posterior, position: PyTree, suspected: dict[str, np.nd
                 )
 
 
-def has_nonfinite_rows(data: PyTree) -> bool:
-    """Whether any array holds NaN or infinity."""
-    return any(_nonfinite_rows(np.asarray(leaf)).size for leaf in jax.tree.leaves(data))
+def has_nonfinite_examples(target: Posterior) -> bool:
+    """Whether any of the examples that the target is first evaluated on holds NaN or infinity, in any process."""
+    sharded = isinstance(target.data, Sharded)
+    examples = target.data.local_rows()[1] if sharded else target.subsample()
+    found = any(bool(_nonfinite_rows(np.asarray(leaf)).size) for leaf in jax.tree.leaves(examples))
+    return any(exchange_json("examples", found)) if sharded else found
 
 
 def locate_nonfinite_batch(data: PyTree, indexer: BatchIndexer, keys: Key, chain: int, step: int) -> str:

@@ -27,7 +27,14 @@ from ridgewalk.dynamics import AsPrinted, Hamiltonian
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
 from ridgewalk.kernel import Sampler, Tuned, build_kernel
 from ridgewalk.result import Result
-from ridgewalk.sampling.batching import FIX, BatchIndexer, Source, check_finite, find_nonfinite_rows, has_nonfinite_rows
+from ridgewalk.sampling.batching import (
+    FIX,
+    BatchIndexer,
+    Source,
+    check_finite,
+    find_nonfinite_rows,
+    has_nonfinite_examples,
+)
 from ridgewalk.sampling.chain_group import (
     ChainGroup,
     ChainMethod,
@@ -505,11 +512,7 @@ def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, sus
         _check_finite(target, position, suspected)
         value = float(_potential(target, position, target.subsample()))
     if not math.isfinite(value):
-        if (
-            not isinstance(target, Density)
-            and not isinstance(target.data, Sharded)
-            and has_nonfinite_rows(target.subsample())
-        ):
+        if not isinstance(target, Density) and has_nonfinite_examples(target):
             raise ValueError(f"data: some of the first examples looked at hold NaN or infinity; {FIX}")
         raise ValueError(
             f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
