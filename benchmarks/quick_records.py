@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ridgewalk.studies.framework.agreement import write_repeats
+from ridgewalk.studies.framework.claims import write_repeats
 from ridgewalk.studies.framework.study import NAMES, read_records
 
 RECORDS = Path(__file__).resolve().parents[1] / "docs" / "results" / "quick"

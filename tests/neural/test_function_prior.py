@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ridgewalk.neural.function_prior import SCALE_WIDTH, function_prior
 from ridgewalk.neural.networks import EquinoxNetwork, FunctionNetwork, LinenNetwork, mlp
+from ridgewalk.neural.posterior import SCALE_WIDTH, function_prior
 
 
 def ours(factor=1.0):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from ridgewalk.neural.leave_one_out import leave_one_out, smoothed_weights, some_examples
-from ridgewalk.neural.predictive import Mixture
+from ridgewalk.neural.predictive import Mixture, leave_one_out, smoothed_weights, some_examples
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,10 @@ from ridgewalk.neural.assessment import ClassAssessment, assess_classes
 from ridgewalk.neural.compression import PrunedNetworks
 from ridgewalk.neural.conformal import no_correction
 from ridgewalk.neural.estimator import Fitted, NeuralEstimator, check_finite_rows, check_parameters, network_of
-from ridgewalk.neural.leave_one_out import smoothed_weights, some_examples
 from ridgewalk.neural.likelihoods import Categorical
 from ridgewalk.neural.networks import Network
 from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs
-from ridgewalk.neural.predictive import predict_probabilities, predictions_of_draws
+from ridgewalk.neural.predictive import predict_probabilities, predictions_of_draws, smoothed_weights, some_examples
 from ridgewalk.neural.report import FitReport, Gain
 from ridgewalk.schedules import Every
 

@@ -31,11 +31,18 @@ from ridgewalk.neural.estimator import (
     network_of,
 )
 from ridgewalk.neural.fit import FitSettings, PosteriorSample, merge_folds
-from ridgewalk.neural.leave_one_out import UNRELIABLE, leave_one_out, some_examples
 from ridgewalk.neural.likelihoods import Likelihood, Noisy, RelativeL2
 from ridgewalk.neural.networks import Network
 from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs, fit_outputs
-from ridgewalk.neural.predictive import Mixture, Predictive, predict_mixture, predict_scaled
+from ridgewalk.neural.predictive import (
+    UNRELIABLE,
+    Mixture,
+    Predictive,
+    leave_one_out,
+    predict_mixture,
+    predict_scaled,
+    some_examples,
+)
 from ridgewalk.neural.report import FitReport, Gain
 from ridgewalk.schedules import Every
 
@@ -100,7 +107,7 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
         likelihood: "student_t" (Student's t with learnt degrees of freedom, close to a Gaussian where they are many) or
             "gaussian", both with learnt noise; or "relative_l2", the relative error of a whole field.
         prior: how much functions of the prior vary over the inputs, in standard deviations of the targets
-            (`ridgewalk.neural.function_prior`); or a log prior of the network's weights, such as `gaussian_prior(0.5)`,
+            (`ridgewalk.neural.posterior`); or a log prior of the network's weights, such as `gaussian_prior(0.5)`,
             `spike_and_slab()` or a function of them. The noise has a prior of its own.
         sparsity: fraction of the weights, biases excluded, that is pruned during burn-in; 0 for none. A pruned model is
             smaller on disk, and predicts few examples at a time by sparse products.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ridgewalk.studies.framework.agreement import (
+from ridgewalk.studies.framework.claims import (
     compare_with_record,
     numbers_by_place,
     spreads,

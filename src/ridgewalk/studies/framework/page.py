@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 
 from ridgewalk._io import read_regular, write_atomically
-from ridgewalk.studies.framework.agreement import Agreement, compare_with_record
-from ridgewalk.studies.framework.claims import REDUCED, Claim, claims, records_folder
+from ridgewalk.studies.framework.claims import REDUCED, Agreement, Claim, claims, compare_with_record, records_folder
 from ridgewalk.studies.framework.study import (
     NAMES,
     Cell,
