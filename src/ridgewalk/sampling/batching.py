@@ -24,7 +24,7 @@ from ridgewalk._control_flow import WORD, when
 from ridgewalk._random import keys_at, uniform_integers
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.data import Batches, read_rows
-from ridgewalk.distributed.processes import exchange_json
+from ridgewalk.distributed.processes import check_together, exchange_json
 from ridgewalk.distributed.shards import ROWS, Sharded, over_shards
 from ridgewalk.target import Posterior, on_host
 
@@ -368,6 +368,19 @@ def check_finite(target: Posterior, position: PyTree, suspected: dict[str, np.nd
                     f"{' and '.join(shared)}: NaN or infinity in {common}, and "
                     f"log_likelihood or its gradient at the start is not finite for row {row}; {FIX}"
                 )
+
+
+def check_finite_rows(target: Posterior, position: PyTree, suspected: dict[str, np.ndarray]) -> None:
+    """`check_finite`; rows of `Sharded` data are counted in the part of the process that has them."""
+    if not isinstance(target.data, Sharded):
+        check_finite(target, position, suspected)
+        return
+    found: Exception | None = None
+    try:
+        check_finite(dataclasses.replace(target, data=target.data.local_rows()[1]), position, suspected)
+    except ValueError as error:
+        found = error
+    check_together("finite", found)
 
 
 def has_nonfinite_examples(target: Posterior) -> bool:

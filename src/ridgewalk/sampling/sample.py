@@ -21,7 +21,7 @@ from ridgewalk._pytree import current_placement, layout_of, leaf_names, on_one_d
 from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.data import Batches, DataPlaceholder
-from ridgewalk.distributed.processes import check_together, failing_together
+from ridgewalk.distributed.processes import failing_together
 from ridgewalk.distributed.shards import Sharded
 from ridgewalk.dynamics import AsPrinted, Hamiltonian
 from ridgewalk.gradients import GradientEstimator, as_estimator, estimator_on_device
@@ -31,7 +31,7 @@ from ridgewalk.sampling.batching import (
     FIX,
     BatchIndexer,
     Source,
-    check_finite,
+    check_finite_rows,
     find_nonfinite_rows,
     has_nonfinite_examples,
 )
@@ -509,7 +509,7 @@ def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, sus
                 f"log_likelihood: for a batch of {count} examples it returned shape {shape}; return one value per "
                 f"example, shape ({count},), without summing or averaging over the batch"
             )
-        _check_finite(target, position, suspected)
+        check_finite_rows(target, position, suspected)
         value = float(_potential(target, position, target.subsample()))
     if not math.isfinite(value):
         if not isinstance(target, Density) and has_nonfinite_examples(target):
@@ -518,19 +518,6 @@ def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, sus
             f"position: the log density there is {-value}; start where prior and likelihood are finite and positive"
         )
     return value
-
-
-def _check_finite(target: Posterior, position: PyTree, suspected: dict[str, np.ndarray]) -> None:
-    """`check_finite`; rows of `Sharded` data are counted in the part of the process that has them."""
-    if not isinstance(target.data, Sharded):
-        check_finite(target, position, suspected)
-        return
-    found: Exception | None = None
-    try:
-        check_finite(dataclasses.replace(target, data=target.data.local_rows()[1]), position, suspected)
-    except ValueError as error:
-        found = error
-    check_together("finite", found)
 
 
 def check_keep(keep: str | None, collect: Any, store: Any) -> None:
