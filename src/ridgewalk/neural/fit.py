@@ -119,6 +119,22 @@ class PosteriorSample(NamedTuple):
     health: tuple[str, ...]
 
 
+class _Problem(NamedTuple):
+    """What is sampled, and how."""
+
+    spec: PosteriorSpec
+    posterior: NetworkPosterior
+    sampler: Sampler
+    target: Posterior
+    data: Data
+    starts: PyTree
+    """One per chain: the modes that the optimiser found."""
+    weights: int
+    """Their number in the network."""
+    probes: np.ndarray
+    """Inputs whose predictions have to mix."""
+
+
 class _Sampled(NamedTuple):
     """The draws of a sampler, as positions (chain, draw, …)."""
 
@@ -157,7 +173,8 @@ def sample_posterior(
         probes = x[probe_rows(len(x))]
         starts, first = _optimised(spec, posterior, target, data, chains, settings)
         modes = _parameters(posterior, starts)
-        found = _draws(spec, posterior, sampler, target, data, starts, weights, probes, settings)
+        problem = _Problem(spec, posterior, sampler, target, data, starts, weights, probes)
+        found = _draws(problem, settings)
         draws = _merged(found.positions)
         if settings.method != "laplace":  # which gives parameters
             draws = _parameters(posterior, draws)
@@ -246,22 +263,13 @@ def _map_positions(positions: PyTree, *, convert: Callable[[PyTree], PyTree]) ->
     return jax.lax.map(convert, positions)
 
 
-def _draws(
-    spec: PosteriorSpec,
-    posterior: NetworkPosterior,
-    sampler: Sampler,
-    target: Posterior,
-    data: Data,
-    starts: PyTree,
-    weights: int,
-    probes: np.ndarray,
-    settings: FitSettings,
-) -> _Sampled:
+def _draws(problem: _Problem, settings: FitSettings) -> _Sampled:
     """By the method that is asked for."""
+    spec, posterior, sampler, target, data, starts, weights, _ = problem
     chains, key = settings.chains or 1, jax.random.key(settings.seed)
     if settings.method == "sample":
         if not settings.cold and isinstance(settings.step_size, str):
-            return _sampled_until_mixed(spec, posterior, sampler, target, data, starts, weights, probes, settings)
+            return _sampled_until_mixed(problem, settings)
         step_size = _step_size(spec, sampler, target, data, jax.tree.map(lambda leaf: leaf[0], starts), settings)
         return _sampled(sampler, target, data, starts, step_size, weights, settings)
     began, each = time.perf_counter(), -(-settings.draws // chains)
@@ -484,21 +492,12 @@ class _OutOfTimeError(Exception):
         self.step = step
 
 
-def _sampled_until_mixed(
-    spec: PosteriorSpec,
-    posterior: NetworkPosterior,
-    sampler: Sampler,
-    target: Posterior,
-    data: Data,
-    starts: PyTree,
-    weights: int,
-    probes: np.ndarray,
-    settings: FitSettings,
-) -> _Sampled:
+def _sampled_until_mixed(problem: _Problem, settings: FitSettings) -> _Sampled:
     """Rounds of a run with warm-up, each twice as long as the one before; the last half of the draws is kept.
 
     The length of the present round is stored beside the checkpoints: shorter ones are not asked again.
     """
+    spec, posterior, sampler, target, data, starts, weights, probes = problem
     began, chains = time.perf_counter(), settings.chains or 1
     per_chain = -(-settings.draws // chains)
     most = settings.steps

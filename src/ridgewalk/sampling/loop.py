@@ -6,7 +6,7 @@ The noise of a block of steps is drawn at once.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -342,7 +342,31 @@ def refining_chains(sampler: Sampler, estimator: GradientEstimator, states: Stat
     return _on_devices(begin, estimator, states)
 
 
+Loop = Callable[..., LoopCarry]
+
+
+def _on_shards(run: Loop) -> Loop:
+    """The loop on every shard of the data, where they are sharded."""
+
+    @wraps(run)
+    def call(
+        sampler: Sampler, estimator: GradientEstimator, keys: Key, carry: LoopCarry, *inputs: Any, spec: LoopSpec
+    ) -> LoopCarry:
+        steps = partial(run, spec=spec)
+        if sharded_data(estimator) is None:
+            return steps(sampler, estimator, keys, carry, *inputs)
+        replicated: Any = P()
+        specs: Any = LoopCarry(replicated, replicated, replicated, ORDER)  # type: ignore[arg-type]
+        return over_shards(
+            steps, sampler, estimator, keys, carry, *inputs,
+            in_specs=(None, None, None, specs, None, None, BATCHES), out_specs=specs,
+        )  # fmt: skip
+
+    return call
+
+
 @partial(jit, static_argnames=("spec",), donate_argnames=("carry",))
+@_on_shards
 def run_steps(
     sampler: Sampler,
     estimator: GradientEstimator,
@@ -355,28 +379,6 @@ def run_steps(
     spec: LoopSpec,
 ) -> LoopCarry:
     """Make the steps of a range; `step_sizes[i]`, and `batches[i]` of prefetched data, are for its i-th step."""
-    steps = partial(_run_steps, spec=spec)
-    if sharded_data(estimator) is None:
-        return steps(sampler, estimator, keys, carry, step_sizes, step_range, batches)
-    replicated: Any = P()
-    specs: Any = LoopCarry(replicated, replicated, replicated, ORDER)  # type: ignore[arg-type]
-    return over_shards(
-        steps, sampler, estimator, keys, carry, step_sizes, step_range, batches,
-        in_specs=(None, None, None, specs, None, None, BATCHES), out_specs=specs,
-    )  # fmt: skip
-
-
-def _run_steps(
-    sampler: Sampler,
-    estimator: GradientEstimator,
-    keys: Key,
-    carry: LoopCarry,
-    step_sizes: Vector,
-    step_range: StepRange,
-    batches: PyTree,
-    *,
-    spec: LoopSpec,
-) -> LoopCarry:
     position = jax.tree.map(lambda x: x[0], carry.states.position)
     layout = layout_of(position)
     kernel = build_kernel(sampler, estimator, position, flat=True)
