@@ -13,7 +13,7 @@ def test_whole_numbers_are_accepted(value):
 
 @pytest.mark.parametrize("value", [1, 2.0, True, "2", None, np.float32(2), float("nan")])
 def test_anything_else_is_not_a_whole_number(value):
-    with pytest.raises(ValueError, match=r"^steps: .* is not a whole number of at least 2; use 3$"):
+    with pytest.raises(ValueError, match=r"^steps: .* is not an integer of at least 2; use 3$"):
         check_whole("steps", value, 2, "use 3")
 
 

@@ -40,7 +40,7 @@ def is_real(value: Any) -> bool:
 def check_whole(name: str, value: Any, minimum: int = 1, hint: str = "") -> int:
     """`value` as an int; raises unless it is an integer of at least `minimum`."""
     if not is_whole(value, minimum):
-        raise ValueError(_message(name, f"{value!r} is not a whole number of at least {minimum}", hint))
+        raise ValueError(_message(name, f"{value!r} is not an integer of at least {minimum}", hint))
     return int(value)
 
 

@@ -125,11 +125,15 @@ class Result:
             f"{float(found.scale):.3g} (slowest {float(found.slow_scale):.3g}); both are 1 if G is the covariance",
             "gradients are exact"
             if float(found.noise) == 0
-            else f"variance of the gradient noise {float(found.noise):.3g}, which each step injects less",
-            f"{undone:.1%} of the steps were rejected (by Metropolis's rule, or because of a large energy error)",
+            else f"variance of the gradient noise {float(found.noise):.3g}; the injected noise is reduced accordingly",
+            f"{undone:.1%} of the steps were rejected (by the Metropolis criterion, or because of a large energy "
+            "error)",
         ]
         if self.sampler.preconditioner != given.preconditioner:
-            lines.append("no constant G describes this posterior (its curvature turns with the position): G = I")
+            lines.append(
+                "no constant preconditioner fits this posterior (its curvature depends on the position): fell back to "
+                "G = I"
+            )
         return "\n".join(lines)
 
     @property

@@ -188,7 +188,8 @@ def _check_positive(values: np.ndarray, steps: np.ndarray | None) -> None:
         worst = int(np.argmin(good))
         where = "" if steps is None else f" at step {steps[worst]}"
         raise ValueError(
-            f"step_size: {values[worst]:g}{where} is not a positive finite number; for SGLD try 1/λ_max/10"
+            f"step_size: {values[worst]:g}{where} is not a positive finite number; use step_size='auto', or "
+            "for SGLD about 0.1/λ_max, λ_max the largest curvature"
         )
 
 

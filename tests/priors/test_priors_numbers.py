@@ -166,7 +166,7 @@ def test_priors_by_leaf():
         (lambda: rw.spike_and_slab(a=0.5), r"a: 0.5 is not in \[1, inf\)"),
         (lambda: rw.spike_and_slab(b=0.0), r"b: 0.0 is not in \[1, inf\)"),
         (lambda: rw.spike_and_slab(sigma=0.0), r"sigma: 0.0 is not"),
-        (lambda: rw.spike_and_slab(delay=-1), r"delay: -1 is not a whole number of at least 0"),
+        (lambda: rw.spike_and_slab(delay=-1), r"delay: -1 is not an integer of at least 0"),
         (lambda: rw.spike_and_slab(penalty="lasso"), r"penalty: 'lasso' is unknown; use one of 'mixture', 'averaged'"),
         (lambda: rw.spike_and_slab(slab_variance=1e-4), r"slab_variance: 0.0001 is not wider than the spike"),
         (lambda: rw.shared_noise(3.0), r"residual: 3.0 is not a function"),

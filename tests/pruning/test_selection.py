@@ -100,8 +100,8 @@ def test_defaults_make_twenty_events():
     [
         ({"sparsity": 1.0}, "sparsity: 1.0 is not in \\(0, 1\\); 0.7 prunes"),
         ({"sparsity": 70}, "sparsity: 70"),
-        ({"start": 0}, "start: 0 is not a whole number of at least 1"),
-        ({"start": 20}, "stop: 10 is not a whole number of at least 20"),
+        ({"start": 0}, "start: 0 is not an integer of at least 1"),
+        ({"start": 20}, "stop: 10 is not an integer of at least 20"),
         ({"every": 0}, "every: 0"),
         ({"every": 2.5}, "every: 2.5"),
         ({"schedule": "square"}, "schedule: 'square' is unknown"),

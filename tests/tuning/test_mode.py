@@ -117,7 +117,7 @@ def test_an_unbounded_density_is_warned_of():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size: 0 is not an integer of at least 1"),
         ({"batch_size": 5_000}, "batch_size: 5000 exceeds the 2000 examples"),
         ({"learning_rate": -1.0}, "learning_rate: -1.0 is not a positive finite number"),
         ({"max_steps": 0}, "max_steps: 0 is not a whole number"),

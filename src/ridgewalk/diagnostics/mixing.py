@@ -285,7 +285,7 @@ def stein_discrepancy(
     """
     temperature = result.sampler.dynamics.temperature
     if not temperature > 0:
-        raise ValueError(f"temperature: {temperature} must be positive; at 0 the draws have no target")
+        raise ValueError(f"temperature: {temperature} must be positive; at 0 the chain does not sample a distribution")
     if result.sampler.pruning is not None:
         raise ValueError(
             "result: its chains are pruned, so each has its own target, the posterior given its zeros; call "

@@ -351,9 +351,11 @@ def assess_classes(probabilities: ArrayLike, codes: ArrayLike, bins: int = 15) -
             "(example, class)"
         )
     if label.min() < 0 or label.max() >= known.shape[1]:
-        raise ValueError(f"codes: numbers of classes from 0 to {known.shape[1] - 1} are wanted, not {label.max()}")
+        raise ValueError(
+            f"codes: class indices must be between 0 and {known.shape[1] - 1}, got {label.min()} to {label.max()}"
+        )
     if not np.allclose(known.sum(axis=1), 1, atol=1e-3) or known.min() < 0:
-        raise ValueError("probabilities: rows are not probabilities; they must be positive and sum to 1")
+        raise ValueError("probabilities: rows are not probabilities; they must not be negative and must sum to 1")
     confidence, right = known.max(axis=1), known.argmax(axis=1) == label
     at = np.minimum((confidence * bins).astype(int), bins - 1)
     counts = np.bincount(at, minlength=bins)

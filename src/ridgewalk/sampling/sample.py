@@ -128,8 +128,8 @@ def sample(
         burn_in: the number of first steps that are not kept; by default a fifth of `steps` with step_size="auto", and
             `warmup` with a given step size.
         warmup: the first steps of the burn-in, in which the chains move to the posterior and the preconditioner, ε and
-            "auto" friction are found; each costs two gradients. By default all of the burn-in with step_size="auto",
-            and 0 with a given step size, which is then used from the first step on.
+            "auto" friction are found; with minibatches each costs two gradients. By default all of the burn-in with
+            step_size="auto", and 0 with a given step size, which is then used from the first step on.
         thin: keep every `thin`-th position after burn-in, of those that the schedule keeps.
         start_per_chain: `position` has a leading axis with one start per chain.
         chain_method: "vectorized" runs all chains in one loop, "sequential" one after the other, "parallel" spreads
