@@ -26,6 +26,7 @@ MODULES = {
 """Distributions whose module has another name."""
 
 BROUGHT_ALONG = {
+    "matplotlib": {"PIL"},
     "zarr": {"google_crc32c"},
     "numba": {"llvmlite"},
     "jax": {"jaxlib", "ml_dtypes"},

@@ -12,6 +12,7 @@ from tests.sampling.problems import assert_same_run
 from tests.targets import linear_regression
 
 import ridgewalk as rw
+from ridgewalk._compilation import quick_compilation
 from ridgewalk.kernel import Tuned
 from ridgewalk.sampling import loop, runner
 from ridgewalk.sampling.tuned_steps import PhaseSpec, phase_spec, unit_step
@@ -150,10 +151,11 @@ def test_models_of_the_zoo_agree_or_check_says_so(case, sampler):
 def test_chunks_do_not_change_the_draws(monkeypatch, options):
     sampler = options.get("sampler", rw.auto())
     settings = {"steps": 600, "burn_in": 450, "chains": 2} | {k: v for k, v in options.items() if k != "sampler"}
-    whole = sample(sampler, REGRESSION.target, jnp.ones(3), **settings)
-    monkeypatch.setattr(loop, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(runner, "LONGEST_CHUNK", 70)
-    assert_same_run(whole, sample(sampler, REGRESSION.target, jnp.ones(3), **settings))
+    with quick_compilation():  # without any optimisation, rounding depends on the block length
+        whole = sample(sampler, REGRESSION.target, jnp.ones(3), **settings)
+        monkeypatch.setattr(loop, "LONGEST_BLOCK", 8)
+        monkeypatch.setattr(runner, "LONGEST_CHUNK", 70)
+        assert_same_run(whole, sample(sampler, REGRESSION.target, jnp.ones(3), **settings))
 
 
 def interrupted(stop, *arguments, **settings):
@@ -196,7 +198,7 @@ def test_a_preconditioner_that_does_not_fit_is_left(tmp_path, monkeypatch, stop)
     settings = {"steps": 600, "burn_in": 450, "chains": 2}
     whole = sample(*arguments, **settings)
     assert whole.sampler.preconditioner == rw.Identity()
-    assert "no constant G" in whole.tuning_report
+    assert "no constant preconditioner" in whole.tuning_report
     again = interrupted(stop, *arguments, **settings, checkpoint=tmp_path)
     assert_same_run(whole, again)
     assert again.sampler == whole.sampler
@@ -281,7 +283,7 @@ def test_the_report_says_what_was_found():
         ({"burn_in": 100, "warmup": 200}, "warmup: 200 steps are more than burn_in = 100"),
         ({"steps": 100}, "warmup: 20 steps are too few"),
         ({"burn_in": 0}, "warmup: 0 steps are too few"),
-        ({"warmup": -1}, "warmup: -1 is not a whole number"),
+        ({"warmup": -1}, "warmup: -1 is not an integer"),
         ({"sampler": rw.hasgld_sa(form="as_printed")}, "form='as_printed'"),
         ({"sampler": rw.sgld(temperature=0.0)}, "temperature 0.0"),
     ],

@@ -120,7 +120,7 @@ def test_an_unbounded_density_is_warned_of():
         ({"batch_size": 0}, "batch_size: 0 is not an integer of at least 1"),
         ({"batch_size": 5_000}, "batch_size: 5000 exceeds the 2000 examples"),
         ({"learning_rate": -1.0}, "learning_rate: -1.0 is not a positive finite number"),
-        ({"max_steps": 0}, "max_steps: 0 is not a whole number"),
+        ({"max_steps": 0}, "max_steps: 0 is not an integer"),
         ({"position": jnp.zeros(4, int)}, "position: it has leaves that are not float arrays"),
         ({"position": jnp.full(4, jnp.nan)}, "position: the potential is not finite there"),
     ],

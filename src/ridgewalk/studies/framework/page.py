@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 
 from ridgewalk._io import read_regular, write_atomically
+from ridgewalk._validation import requires_extra
 from ridgewalk.studies.framework.claims import REDUCED, Agreement, Claim, claims, compare_with_record, records_folder
 from ridgewalk.studies.framework.study import (
     NAMES,
@@ -376,7 +377,8 @@ COLOURS = 96
 def _smaller(image: bytes) -> tuple[str, bytes]:
     """A plot as WebP with few colours, a third of its size; unchanged without Pillow, which matplotlib brings."""
     try:
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
+        with requires_extra("plots"):
+            from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
     except ImportError:
         return "png", image
     memory = io.BytesIO()
