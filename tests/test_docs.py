@@ -67,6 +67,7 @@ COMMANDS = [command for blocks in BLOCKS.values() for block in blocks for comman
 
 SLOW = {
     "docs/choosing.md",
+    "docs/classification.md",
     "docs/coming_from.md",
     "docs/diagnosing.md",
     "docs/distributed.md",

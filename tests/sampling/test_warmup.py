@@ -88,6 +88,7 @@ def test_a_start_at_a_stationary_point():
     assert complaints(flat_draws(result), MEAN, COVARIANCE, bias=0.0) == []
 
 
+@pytest.mark.slow
 def test_eight_schools():
     """Its tail has regions where fixed steps of any size are unstable."""
     case = zoo.BY_NAME["eight_schools"]
