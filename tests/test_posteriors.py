@@ -182,8 +182,9 @@ def test_the_judge_has_teeth(mistake):
             run(sampler, target, np.zeros(3), step_size, batch_size=100)
         return
     draws = run(sampler, target, np.zeros(3), step_size, batch_size=100)
+    assert np.all(np.isfinite(draws))
     found = complaints(draws, REGRESSION.mean, REGRESSION.covariance, bias=BIAS)
-    assert [c for c in found if "effective" not in c] != []
+    assert [c for c in found if "effective" not in c] != [], (found, draws.mean((0, 1)), draws.std((0, 1)))
 
 
 def test_the_wrong_factor_is_right_once_mended():

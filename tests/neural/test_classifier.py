@@ -129,7 +129,7 @@ def test_scores_of_probabilities_by_hand():
     assert len(draw_class_reliability({"one": found}).axes) == 1
     for bad, codes, words in (
         (chances, [0, 1], "does not fit"),
-        (chances, [0, 1, 2, 0], "from 0 to 1"),
+        (chances, [0, 1, 2, 0], "between 0 and 1, got 0 to 2"),
         (2 * chances, [0, 1, 1, 0], "sum to 1"),
     ):
         with pytest.raises(ValueError, match=words):
