@@ -2,8 +2,8 @@
 
 The examples are a function of the chain's key and the step alone, so that a resumed run agrees.
 
-NaN and infinity in the data would make chains diverge, and the step size would be blamed. Data in memory are searched
-before a run, data on the host after a divergence. A likelihood may be written for them (infinity for an open bound, NaN
+NaN and infinity in the data make chains diverge as a large step size does. Data in memory are searched before a run,
+data on the host after a divergence. A likelihood may be written for them (infinity for an open bound, NaN
 for a missing value), so data in memory are refused only where it, or its gradient, is not finite.
 """
 
