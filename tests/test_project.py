@@ -15,7 +15,6 @@ LAYERS = [
     {
         "_cli_errors",
         "_compilation",
-        "_control_flow",
         "_io",
         "_pytree",
         "_random",

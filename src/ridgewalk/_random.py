@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p, threefry_2x32
 
-from ridgewalk._control_flow import WORD
+from ridgewalk._compilation import WORD
 from ridgewalk._types import Key, Vector
 
 Noise = Literal["gaussian", "two_point"]

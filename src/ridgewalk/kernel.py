@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._control_flow import StepCount, when
+from ridgewalk._compilation import StepCount, when
 from ridgewalk._pytree import Layout, apply_mask, array_field, layout_of, pytree_dataclass
 from ridgewalk._random import draw_noise
 from ridgewalk._types import GradientAt, Key, Mask, PyTree, Scalar, Vector

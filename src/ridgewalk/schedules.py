@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._control_flow import WORD
+from ridgewalk._compilation import WORD
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, Scalar
 from ridgewalk._validation import check_between, check_positive, check_whole

@@ -154,7 +154,8 @@ class Posterior(_WithModel):
 
     def potential(self, position: PyTree, batch: PyTree) -> Scalar:
         """Ũ(θ) = −log p(θ) − (N/n) Σ_batch log p(d_i | θ), whose expectation over batches is U(θ)."""
-        return -self.prior_value(position) - self.scale(batch) * self._sum(self.likelihood_values, position, batch)
+        likelihood = self._sum(self.likelihood_values, position, batch)  # before the prior: the order decides rounding
+        return -self.prior_value(position) - self.scale(batch) * likelihood
 
     def scale(self, batch: PyTree) -> float:
         """N/n, by which sums over a batch are multiplied."""

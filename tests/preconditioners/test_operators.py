@@ -7,7 +7,7 @@ import pytest
 from tests.targets import linear_regression
 
 import ridgewalk as rw
-from ridgewalk._control_flow import when
+from ridgewalk._compilation import when
 from ridgewalk._pytree import layout_of
 from ridgewalk.preconditioners.dense import DenseScaled
 

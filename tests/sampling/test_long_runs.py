@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.sampling.problems import REGRESSION, assert_same_run, run
 
 import ridgewalk as rw
-from ridgewalk._control_flow import WORD, StepCount
+from ridgewalk._compilation import WORD, StepCount
 from ridgewalk._random import keys_at
 from ridgewalk.sampling import chain_group, checkpoint
 from ridgewalk.sampling.batching import BatchIndexer, order_at, rows_of_steps

@@ -89,7 +89,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The findings of `Result.check()`, none for a healthy run, and the measurements they are based on."""
+    """The findings of `Result.check()`, empty where none was found, and the measurements they are based on."""
 
     findings: tuple[Finding, ...]
     numbers: dict[str, float] = field(default_factory=dict)

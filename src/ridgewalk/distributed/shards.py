@@ -270,23 +270,6 @@ def refuse_shards(target: Any, function: str) -> None:
         )
 
 
-def shards_of_device(data: Any) -> int:
-    """The shards of one device; 1 where data are not `Sharded`."""
-    return data.shards // data.devices if isinstance(data, Sharded) else 1
-
-
-def halves(data: Any, batch: PyTree) -> list[PyTree]:
-    """The first and the second half of a batch, of every shard's rows."""
-    shards = shards_of_device(data)
-
-    def part(x: jax.Array, k: int) -> jax.Array:
-        split = x.reshape(shards, -1, *x.shape[1:])
-        half = split.shape[1] // 2
-        return split[:, k * half : (k + 1) * half].reshape(-1, *x.shape[1:])
-
-    return [jax.tree.map(lambda x, k=k: part(x, k), batch) for k in (0, 1)]
-
-
 def over_shards(function: Callable[..., Any], *arguments: Any, out_specs: Any = None, in_specs: Any = None) -> Any:
     """`function(*arguments)` on every device of a mesh; arguments that hold `Sharded` data, each its part of them.
 

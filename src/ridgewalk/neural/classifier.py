@@ -1,7 +1,7 @@
 """`NeuralClassifier`: a Bayesian neural network for classes, with the scikit-learn estimator API."""
 
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
@@ -9,17 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ridgewalk._validation import requires_extra
-from ridgewalk.neural import DEFAULT_NETWORK, DEFAULT_PRIOR, MethodName
 from ridgewalk.neural.assessment import ClassAssessment, assess_classes
 from ridgewalk.neural.compression import PrunedNetworks
 from ridgewalk.neural.conformal import no_correction
 from ridgewalk.neural.estimator import Fitted, NeuralEstimator, check_finite_rows, check_parameters, network_of
 from ridgewalk.neural.likelihoods import Categorical
-from ridgewalk.neural.networks import Network
 from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs
 from ridgewalk.neural.predictive import predict_probabilities, predictions_of_draws, smoothed_weights, some_examples
 from ridgewalk.neural.report import FitReport, Gain
-from ridgewalk.schedules import Every
 
 with requires_extra("neural"):
     from scipy.special import logsumexp
@@ -31,89 +28,22 @@ with requires_extra("neural"):
 Array = NDArray[np.float64]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
     """Classification with a neural network whose weights are sampled from their posterior.
 
     The likelihood is a softmax over the classes, of two classes a single logit (Bernoulli). Probabilities are means
-    over draws of the weights. Modes, sampling, methods and resuming are those of `NeuralRegressor`.
+    over draws of the weights. Modes, sampling, methods and resuming are those of `NeuralRegressor`, and so are the
+    arguments that are not listed here.
 
     Args:
-        network: as for `NeuralRegressor`: "mlp", "mlp:64x64", "conv" for images, or a `Network`.
-        hidden: the sizes of the hidden layers of network="mlp".
-        method: "sample", "ensemble", "laplace" or "swag".
-        sampler: "auto", the name of a sampler, or a `Sampler`.
         class_weight: what the log likelihood of examples is multiplied by: None for 1, a dict from class to weight, or
             "balanced" for weights in inverse proportion to the numbers of examples.
         prior: how much the logits vary over the inputs under the prior, or a log prior of the weights.
-        sparsity: fraction of the weights that is pruned during burn-in; 0 for none.
-        data_weight: the power of the likelihood; "auto" is 1 for networks of up to 32,768 weights.
-        optimiser_steps: steps of Adam for each chain.
-        learning_rate: the largest learning rate of the optimiser, in units of the prior.
-        steps: the most sampling steps of each chain, burn-in included.
-        burn_in: first sampling steps that are not kept, those of warm-up.
-        draws: number of draws of the weights that are kept, over all chains.
-        chains: number of chains, each from its own random weights.
-        batch_size: examples per step; "auto" is all rows while weights × rows are at most 2^24.
-        step_size: ε of the sampler, or "auto".
         r_hat: sampling ends when the probabilities have this R-hat (median over 64 examples); None makes all `steps`.
-        max_time: seconds after which sampling ends.
-        dtype: of weights and sampling, "float32" or "float64".
-        random_state: a seed; the same one gives the same model.
-        checkpoint: a folder from which the same call resumes bit for bit after a kill.
-        checkpoint_every: steps (500) or time ("10 min") between checkpoints.
-        progress: show progress bars on a terminal.
     """
 
-    def __init__(
-        self,
-        network: str | Network = DEFAULT_NETWORK,
-        *,
-        hidden: tuple[int, ...] | None = None,
-        method: MethodName = "sample",
-        sampler: Any = "auto",
-        class_weight: Mapping[Any, float] | str | None = None,
-        prior: Any = DEFAULT_PRIOR,
-        sparsity: float = 0.0,
-        data_weight: float | str = "auto",
-        optimiser_steps: int | None = None,
-        learning_rate: float | None = None,
-        steps: int | None = None,
-        burn_in: int | None = None,
-        draws: int | None = None,
-        chains: int | None = None,
-        batch_size: int | str = "auto",
-        step_size: float | str = "auto",
-        r_hat: float | None = 1.1,
-        max_time: float | None = None,
-        dtype: str = "float32",
-        random_state: Any = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: Every = "5 min",
-        progress: bool = False,
-    ) -> None:
-        self.network = network
-        self.hidden = hidden
-        self.method = method
-        self.sampler = sampler
-        self.class_weight = class_weight
-        self.prior = prior
-        self.sparsity = sparsity
-        self.data_weight = data_weight
-        self.optimiser_steps = optimiser_steps
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.burn_in = burn_in
-        self.draws = draws
-        self.chains = chains
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.r_hat = r_hat
-        self.max_time = max_time
-        self.dtype = dtype
-        self.random_state = random_state
-        self.checkpoint = checkpoint
-        self.checkpoint_every = checkpoint_every
-        self.progress = progress
+    class_weight: Mapping[Any, float] | str | None = None
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to inputs (n, …) and labels (n,) of any type."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ridgewalk._types import PyTree
 from ridgewalk._validation import check_between, check_choice, check_positive, check_whole, requires_extra
 from ridgewalk.kernel import Sampler
-from ridgewalk.neural import MethodName
+from ridgewalk.neural import DEFAULT_NETWORK, DEFAULT_PRIOR, MethodName
 from ridgewalk.neural.compression import PrunedNetworks
 from ridgewalk.neural.conformal import Correction
 from ridgewalk.neural.fit import FitSettings, PosteriorSample, sample_posterior
@@ -21,7 +22,7 @@ from ridgewalk.neural.networks import Network, count_weights, named_network
 from ridgewalk.neural.posterior import InputScaling, OutputScales, PosteriorSpec, build, cold_weight, is_large
 from ridgewalk.neural.report import FitReport
 from ridgewalk.samplers import hamcmc, hasgld_sa, pruned, psgld, sghmc, sgld, sgnht
-from ridgewalk.schedules import parse_interval
+from ridgewalk.schedules import Every, parse_interval
 
 with requires_extra("neural"):
     from sklearn.base import BaseEstimator
@@ -257,7 +258,39 @@ class Fitted(NamedTuple):
     """Whether the predictive distribution is the mixture over draws; of a cold posterior only its moments are used."""
 
 
-class NeuralEstimator(BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class NeuralSettings:
+    """The settings that both estimators have, as arguments of their constructors; see `NeuralRegressor`.
+
+    scikit-learn reads an estimator's settings from the signature of its constructor, here that of a dataclass.
+    """
+
+    network: str | Network = DEFAULT_NETWORK
+    _: KW_ONLY
+    hidden: tuple[int, ...] | None = None
+    method: MethodName = "sample"
+    sampler: Any = "auto"
+    prior: Any = DEFAULT_PRIOR
+    sparsity: float = 0.0
+    data_weight: float | str = "auto"
+    optimiser_steps: int | None = None
+    learning_rate: float | None = None
+    steps: int | None = None
+    burn_in: int | None = None
+    draws: int | None = None
+    chains: int | None = None
+    batch_size: int | str = "auto"
+    step_size: float | str = "auto"
+    r_hat: float | None = 1.1
+    max_time: float | None = None
+    dtype: str = "float32"
+    random_state: Any = 0
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: Every = "5 min"
+    progress: bool = False
+
+
+class NeuralEstimator(BaseEstimator, NeuralSettings):  # type: ignore[misc]
     """A network whose weights are sampled from their posterior; see `NeuralRegressor` and `NeuralClassifier`."""
 
     _fitted: Fitted

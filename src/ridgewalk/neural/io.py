@@ -159,7 +159,7 @@ def _loaded(kind: type[Model], path: Path, network: Network | None) -> Model:
     about, arrays = _read(path)
     if about["estimator"] != kind.__name__:
         raise ModelError(f"{path}: it holds a {about['estimator']}; load it with {about['estimator']}.load")
-    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in about["settings"].items()}
+    settings: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in about["settings"].items()}
     if about["network_named"]:
         if network is not None:
             raise ModelError(f"network: the model in {path} uses {settings['network']!r}; leave the argument out")
@@ -169,7 +169,9 @@ def _loaded(kind: type[Model], path: Path, network: Network | None) -> Model:
             raise ModelError(f"{path}: its network is unknown to this version of ridgewalk ({error})") from error
     elif network is None:
         raise ModelError(f"network: the model in {path} was fitted with a network of your own; pass it again")
-    model = kind(**{**settings, **({} if network is None else {"network": network})})
+    if network is not None:
+        settings["network"] = network
+    model = kind(**settings)
     fitted = Fitted(
         draws=_unpacked(about, arrays),
         inputs=InputScaling(arrays["inputs.centre"], arrays["inputs.scale"]),

@@ -1,6 +1,6 @@
 """`NeuralRegressor`: a Bayesian neural network with the scikit-learn estimator API."""
 
-import os
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, get_args
 
 import jax
@@ -10,10 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from ridgewalk._validation import check_between, check_positive, requires_extra
 from ridgewalk.neural import (
     DEFAULT_LIKELIHOOD,
-    DEFAULT_NETWORK,
-    DEFAULT_PRIOR,
     LikelihoodName,
-    MethodName,
     NoiseKind,
     OutputScaling,
     RecalibrationName,
@@ -32,7 +29,6 @@ from ridgewalk.neural.estimator import (
 )
 from ridgewalk.neural.fit import FitSettings, PosteriorSample, merge_folds
 from ridgewalk.neural.likelihoods import Likelihood, Noisy, RelativeL2
-from ridgewalk.neural.networks import Network
 from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs, fit_outputs
 from ridgewalk.neural.predictive import (
     UNRELIABLE,
@@ -44,7 +40,6 @@ from ridgewalk.neural.predictive import (
     some_examples,
 )
 from ridgewalk.neural.report import FitReport, Gain
-from ridgewalk.schedules import Every
 
 with requires_extra("neural"):
     from sklearn.base import MultiOutputMixin, RegressorMixin
@@ -83,6 +78,7 @@ class Checks(NamedTuple):
     """Of the uncorrected predictive distribution."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # type: ignore[misc]
     """Regression with a neural network whose weights are sampled from their posterior.
 
@@ -144,66 +140,12 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
         progress: show progress bars on a terminal.
     """
 
-    def __init__(
-        self,
-        network: str | Network = DEFAULT_NETWORK,
-        *,
-        hidden: tuple[int, ...] | None = None,
-        method: MethodName = "sample",
-        sampler: Any = "auto",
-        likelihood: LikelihoodName = DEFAULT_LIKELIHOOD,
-        prior: Any = DEFAULT_PRIOR,
-        sparsity: float = 0.0,
-        data_weight: float | str = "auto",
-        noise: NoiseKind = "each",
-        relative_error: float = 0.02,
-        optimiser_steps: int | None = None,
-        learning_rate: float | None = None,
-        steps: int | None = None,
-        burn_in: int | None = None,
-        draws: int | None = None,
-        chains: int | None = None,
-        batch_size: int | str = "auto",
-        step_size: float | str = "auto",
-        r_hat: float | None = 1.1,
-        max_time: float | None = None,
-        holdout: float | None = None,
-        recalibration: RecalibrationName = "auto",
-        output_scaling: OutputScaling = "each",
-        dtype: str = "float32",
-        random_state: Any = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: Every = "5 min",
-        progress: bool = False,
-    ) -> None:
-        self.network = network
-        self.hidden = hidden
-        self.method = method
-        self.sampler = sampler
-        self.likelihood = likelihood
-        self.prior = prior
-        self.sparsity = sparsity
-        self.data_weight = data_weight
-        self.noise = noise
-        self.relative_error = relative_error
-        self.optimiser_steps = optimiser_steps
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.burn_in = burn_in
-        self.draws = draws
-        self.chains = chains
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.r_hat = r_hat
-        self.max_time = max_time
-        self.holdout = holdout
-        self.recalibration = recalibration
-        self.output_scaling = output_scaling
-        self.dtype = dtype
-        self.random_state = random_state
-        self.checkpoint = checkpoint
-        self.checkpoint_every = checkpoint_every
-        self.progress = progress
+    likelihood: LikelihoodName = DEFAULT_LIKELIHOOD
+    noise: NoiseKind = "each"
+    relative_error: float = 0.02
+    holdout: float | None = None
+    recalibration: RecalibrationName = "auto"
+    output_scaling: OutputScaling = "each"
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to inputs (n, …) and targets (n, …)."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._control_flow import every
+from ridgewalk._compilation import every
 from ridgewalk._pytree import Layout, apply_mask, array_field, pytree_dataclass
 from ridgewalk._types import GradientAt, Mask, Scalar, Vector
 from ridgewalk._validation import check_between, check_positive, check_whole

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._control_flow import every, when
+from ridgewalk._compilation import every, when
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk.preconditioners._linalg import bfgs_core, cholesky, mixed_root, powell_damping, prune_root

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._control_flow import every
+from ridgewalk._compilation import every
 from ridgewalk._pytree import array_field, pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk._validation import check_between, check_positive, check_whole

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ridgewalk._control_flow import every, when
+from ridgewalk._compilation import every, when
 from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk._validation import check_between, check_whole

@@ -2,8 +2,8 @@
 
 The examples are a function of the chain's key and the step alone, so that a resumed run agrees.
 
-NaN and infinity in the data would make chains diverge, and the step size would be blamed. Data in memory are searched
-before a run, data on the host after a divergence. A likelihood may be written for them (infinity for an open bound, NaN
+NaN and infinity in the data make chains diverge as a large step size does. Data in memory are searched before a run,
+data on the host after a divergence. A likelihood may be written for them (infinity for an open bound, NaN
 for a missing value), so data in memory are refused only where it, or its gradient, is not finite.
 """
 
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from ridgewalk._control_flow import WORD, when
+from ridgewalk._compilation import WORD, when
 from ridgewalk._random import keys_at, uniform_integers
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk.data import Batches, read_rows
@@ -181,6 +181,23 @@ CHUNK_BYTES = 2**26
 """About what the batches of one chunk may take; two chunks are in memory at a time."""
 
 MOST_STEPS = 1024
+
+
+def shards_of_device(data: Any) -> int:
+    """The shards of one device; 1 where data are not `Sharded`."""
+    return data.shards // data.devices if isinstance(data, Sharded) else 1
+
+
+def halves(data: Any, batch: PyTree) -> list[PyTree]:
+    """The first and the second half of a batch, of every shard's rows."""
+    shards = shards_of_device(data)
+
+    def part(x: jax.Array, k: int) -> jax.Array:
+        split = x.reshape(shards, -1, *x.shape[1:])
+        half = split.shape[1] // 2
+        return split[:, k * half : (k + 1) * half].reshape(-1, *x.shape[1:])
+
+    return [jax.tree.map(lambda x, k=k: part(x, k), batch) for k in (0, 1)]
 
 
 class Reader(Protocol):

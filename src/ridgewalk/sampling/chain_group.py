@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._compilation import jit
-from ridgewalk._control_flow import WORD
+from ridgewalk._compilation import WORD, jit
 from ridgewalk._pytree import current_placement, is_addressable, layout_of, to_host
 from ridgewalk._random import keys_at
 from ridgewalk._types import Key, PyTree

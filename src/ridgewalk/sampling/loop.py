@@ -15,8 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from ridgewalk._compilation import jit
-from ridgewalk._control_flow import WORD, StepCount, when
+from ridgewalk._compilation import WORD, StepCount, jit, when
 from ridgewalk._pytree import current_placement, layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Unravel, Vector
 from ridgewalk.distributed.shards import Sharded, over_shards

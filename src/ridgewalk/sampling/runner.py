@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ridgewalk._control_flow import WORD, words
+from ridgewalk._compilation import WORD, words
 from ridgewalk._types import PyTree
 from ridgewalk.distributed import processes
 from ridgewalk.kernel import Tuned

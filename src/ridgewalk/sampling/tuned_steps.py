@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._control_flow import when
+from ridgewalk._compilation import when
 from ridgewalk._pytree import Layout, current_placement
 from ridgewalk._types import PyTree, Scalar, Vector
-from ridgewalk.distributed.shards import halves, shards_of_device
 from ridgewalk.dynamics import BAOAB, DelayedLangevin, Dynamics, Hamiltonian, Langevin, MomentumDynamics, NoseHoover
 from ridgewalk.gradients import GradientEstimator, Minibatch, with_prior
 from ridgewalk.kernel import Info, Kernel, Sampler, State, StepTrace, Tuned
@@ -31,6 +30,7 @@ from ridgewalk.preconditioners.base import (
 )
 from ridgewalk.preconditioners.diagonal import Diagonal
 from ridgewalk.preconditioners.rescaled import RescaledSpec
+from ridgewalk.sampling.batching import halves, shards_of_device
 
 HUGE_ERROR, LARGE_ERROR = 1000.0, 10.0
 """Energy errors above which a step is undone: during warm-up, and after it where steps are not Metropolis-adjusted."""

@@ -1,1 +1,1 @@
-"""Tuning of a run before it is made: `find_step_size`."""
+"""Tuning of a run before it is made: `find_mode` and `find_step_size`."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ridgewalk._control_flow import when
+from ridgewalk._compilation import when
 from ridgewalk._pytree import apply_mask, layout_of
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.kernel import Sampler

@@ -1,4 +1,4 @@
-"""Tells the reference that classes made by `settings` are dataclasses."""
+"""Tells the API reference that `pytree_dataclass` makes dataclasses."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from griffe import (
 )
 
 
-class SettingsClasses(Extension):
+class PytreeDataclasses(Extension):
     """A griffe extension; mkdocs.yml names this file."""
 
     def on_class_members(self, *, cls: Class, **_: Any) -> None:
-        """Add the decorator that griffe knows, and defaults of `array(…)` fields."""
-        if not any(str(decorator.value) == "settings" for decorator in cls.decorators):
+        """Add the decorator that griffe knows, and defaults of `array_field(…)`."""
+        if "pytree_dataclass" not in {str(one.value) for one in cls.decorators}:
             return
         cls.decorators.append(
             Decorator(ExprName("dataclasses.dataclass"), lineno=None, endlineno=None)
@@ -29,6 +29,6 @@ class SettingsClasses(Extension):
 
 
 def _give_default(field: Attribute, made: ExprCall) -> None:
-    if str(made.function) == "array":
+    if str(made.function) == "array_field":
         named = (one for one in made.arguments if isinstance(one, ExprKeyword))
         field.value = next((one.value for one in named if one.name == "default"), None)
