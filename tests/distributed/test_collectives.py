@@ -51,6 +51,25 @@ def test_chains_on_different_devices_exchange_nothing(tmp_path, sampler):
     assert compiled(tmp_path, {**case(chain_method="parallel", chains=2), "sampler": sampler}, devices=2) == []
 
 
+WARM = {"step_size": "auto", "options": {"steps": 120, "batch_size": 16, "chains": CHAINS, "warmup": 100}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["auto", "dense", "sghmc", "low_rank", "limited"])
+def test_warm_up_exchanges_gradients_only(tmp_path, sampler):
+    """The default: step sizes are found. One loop has all phases of warm-up, and the steps after it."""
+    found = compiled(tmp_path, {"shards": 2, "sampler": sampler, **WARM}, devices=2)
+    assert found
+    assert max(found) <= CHAINS * (PARAMETERS + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["auto", "dense"])
+def test_chains_on_different_devices_exchange_nothing_in_warm_up(tmp_path, sampler):
+    options = {**WARM["options"], "chains": 2, "chain_method": "parallel"}
+    assert compiled(tmp_path, {"sampler": sampler, **WARM, "options": options}, devices=2) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [4])
 def test_more_devices_gather_no_more_than_one_gradient_of_each(tmp_path, devices):
