@@ -312,14 +312,9 @@ def sent_bytes(folder: Path) -> dict[str, int]:
 
 
 def loop_bytes(folder: Path) -> int:
-    """The memory that the compiled loop takes on a device, its arguments included, by the buffer assignment of XLA."""
-    found = [
-        int(size)
-        for report in folder.glob("*run_steps*buffer-assignment.txt")
-        for size in re.findall(r"Total bytes used: (\d+)|total size:? (\d+)", report.read_text())[0]
-        if size
-    ]
-    return max(found)
+    """The memory that the compiled loop takes on a device, its arguments included, as XLA reports it."""
+    reports = [report.read_text() for report in folder.glob("*run_steps*memory-usage-report.txt")]
+    return max(int(size) for report in reports for size in re.findall(r"Total bytes: (\d+)", report))
 
 
 def measure_parameters(quick: bool) -> None:

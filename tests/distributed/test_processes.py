@@ -110,7 +110,9 @@ def test_each_wait_has_its_own_time(watch):
 
 
 def test_a_port_in_use_is_refused():
+    """Also one that can be shared, as that of another coordinator: processes would connect to either."""
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
