@@ -1,16 +1,14 @@
-"""The cost of a step over two processes or devices, and the prediction for many hosts.
+"""The cost of a step over two processes or devices, and the prediction for many hosts; tables in Markdown.
 
-    python benchmarks/distributed.py [data | sums | parameters] [--quick]
+    python benchmarks/distributed.py [data | parameters] [--quick]
 
 *data*: rows over two processes, each held to one core. Models of d = 50, 10⁴ and 10⁶ parameters, and one whose gradient
-is heavy enough that two processes are faster than one. Every figure is the median over repetitions of a run in fresh
-processes. The prediction is the time of a step in one process divided by the hosts, plus what the sum of a gradient
-costs in a network that is stated.
+is heavy enough that two processes are faster than one. Every time is a median over repetitions; the processes are
+fresh ones for every row. The sum of a gradient over two processes is measured alone, too. The prediction adds what is
+measured in one process to the sum of a gradient in a network that is stated (`predicted`).
 
-*sums*: the sum of a gradient over two processes, alone.
-
-*parameters*: a network of 10⁷ parameters that is sharded over two devices, of one process and of two, with what a step
-sends and the memory of a device.
+*parameters*: a network of 10⁷ parameters that is sharded over two devices, of one process and of two, with the memory
+of the compiled loop on a device and what a step sends.
 """
 
 import argparse
@@ -21,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgewalk.distributed.launch import PROCESS
 
-HOSTS = (2, 8, 64)
+HOSTS = (8, 64)
 LATENCY, BANDWIDTH = 20e-6, 10e9 / 8
 """Of the network of the prediction: seconds for a message, and bytes per second (10 Gbit/s)."""
 
@@ -43,12 +42,11 @@ class Model(NamedTuple):
 
 
 MODELS = (
-    Model("logistic", 50, 4096, 256, 0, 1000),
-    Model("logistic", 10_000, 2048, 256, 0, 100),
-    Model("logistic", 1_000_000, 256, 64, 0, 10),
-    Model("network", 30_000, 8192, 2048, 3, 20),
+    Model("logistic regression", 50, 4096, 256, 0, 5000),
+    Model("logistic regression", 10_000, 2048, 256, 0, 100),
+    Model("logistic regression", 1_000_000, 256, 64, 0, 10),
+    Model("network, 3 hidden layers of 100", 30_100, 8192, 2048, 3, 40),
 )
-SIZES = (51, 10_001, 1_000_001)
 SAMPLERS = ("sgld", "sghmc", "low_rank", "snapshot_lbfgs")
 
 
@@ -74,7 +72,7 @@ def tell(**found: Any) -> None:
 
 
 def data_child(model: Model, repetitions: int) -> None:
-    """The seconds of a step."""
+    """The seconds of a step; in one process, also with half a batch."""
     import ridgewalk as rw
 
     one_core()
@@ -105,20 +103,26 @@ def data_child(model: Model, repetitions: int) -> None:
     )
     target = rw.Posterior(rw.gaussian_prior(1.0), log_likelihood, data)
 
-    def seconds(steps: int) -> float:
-        begun = time.perf_counter()
+    def loop_seconds(steps: int, batch_size: int) -> tuple[float, int]:
+        """The time of a run after its first quarter, where calls of the device are compiled and short; its steps."""
+        seen: list[tuple[float, int]] = []
         rw.sample(
-            jax.random.key(0), rw.sgld(), target, start, steps=steps, step_size=1e-6, batch_size=model.batch_size,
-            thin=steps, progress=False,
+            jax.random.key(0), rw.sgld(), target, start, steps=steps, step_size=1e-6, batch_size=batch_size,
+            thin=steps, progress=False, callback=lambda progress: seen.append((progress.seconds, progress.step)),
         )  # fmt: skip
-        return time.perf_counter() - begun
+        first = next(one for one in seen if one[1] >= steps // 4)
+        return seen[-1][0] - first[0], seen[-1][1] - first[1]
 
-    seconds(model.steps), seconds(4 * model.steps)  # both compile
-    found = [(seconds(4 * model.steps) - seconds(model.steps)) / (3 * model.steps) for _ in range(repetitions)]
-    tell(seconds=median(found))
+    def step_seconds(batch_size: int) -> float:
+        loop_seconds(model.steps, batch_size)  # compiles
+        found = [loop_seconds(4 * model.steps, batch_size) for _ in range(repetitions)]
+        return median([seconds / steps for seconds, steps in found])
+
+    sizes = [model.batch_size, model.batch_size // 2] if jax.process_count() == 1 else [model.batch_size]
+    tell(seconds=[step_seconds(size) for size in sizes])
 
 
-def sums_child(repetitions: int) -> None:
+def sums_child(sizes: list[int], repetitions: int) -> None:
     """The seconds of a sum of vectors over the devices of all processes, within a loop."""
     import ridgewalk as rw
 
@@ -131,7 +135,7 @@ def sums_child(repetitions: int) -> None:
 
     data = rw.distributed.shard(np.zeros((jax.device_count(), 1), "float32"))
     found = {}
-    for size in SIZES:
+    for size in sizes:
         count = max(20, min(2000, 20_000_000 // size))
 
         def loop(data: Any, vector: Any, length: int) -> Any:
@@ -231,30 +235,61 @@ def measure(kind: str, settings: list[Any], processes: int, flags: str = "") -> 
     return told
 
 
-def predicted(alone: float, parameters: int, hosts: int) -> float:
-    """Seconds of a step on so many hosts: compute / hosts + 2 log2(hosts) latencies + 2 (H − 1)/H d numbers."""
-    traffic = 2 * (hosts - 1) / hosts * 4 * (parameters + 1) / BANDWIDTH
-    return alone / hosts + 2 * max(1, (hosts - 1).bit_length()) * LATENCY + traffic
+def predicted(whole: float, half: float, parameters: int, hosts: int) -> float:
+    """Seconds of a step on so many hosts, which share the rows of a batch.
+
+    t(n) = a + b n is the step of one process; a, the update of the replicated state, is not shared. The sum of d + 1
+    numbers over H hosts is as in `distributed.shards`: where H (d + 1) ≤ 2¹⁶, all are gathered; else slices are sent,
+    added, and gathered. Rings, as Gloo has them, take H − 1 messages for each.
+    """
+    from ridgewalk.distributed.shards import GATHERED_NUMBERS
+
+    shared = 2 * (whole - half)
+    numbers, rounds = parameters + 1, hosts - 1
+    if numbers * hosts <= GATHERED_NUMBERS:
+        messages, sent = rounds, rounds * numbers
+    else:
+        messages, sent = 2 * rounds, 2 * rounds / hosts * numbers
+    return max(whole - shared, 0.0) + shared / hosts + messages * LATENCY + 4 * sent / BANDWIDTH
+
+
+def machine() -> str:
+    """Versions and the machine, as a line above every table."""
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    versions = f"ridgewalk {metadata.version('ridgewalk')}, jax {metadata.version('jax')}"
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"{time.strftime('%d %B %Y')}, {versions}, Python {python}, {len(names)} cores of {names[0]}, float32"
+
+
+def table(titles: list[str], rows: list[list[str]]) -> None:
+    for cells in (titles, ["---", *["--:"] * (len(titles) - 1)], *rows):
+        print("| " + " | ".join(cells) + " |")
+    print(flush=True)
 
 
 def measure_data(quick: bool) -> None:
     models = [model._replace(steps=20) for model in (MODELS[0], MODELS[-1])] if quick else list(MODELS)
-    print(f"network of the prediction: latency {LATENCY * 1e6:.0f} µs, {BANDWIDTH * 8 / 1e9:.0f} Gbit/s")
-    print("seconds of a step = compute / H + 2 ⌈log2 H⌉ latency + 2 (H − 1)/H × 4 (d + 1) bytes / bandwidth")
+    repetitions = 1 if quick else 5
+    print(machine())
+    print(f"network of the prediction: {LATENCY * 1e6:.0f} µs a message, {BANDWIDTH * 8 / 1e9:.0f} Gbit/s\n")
+    sums = measure("sums", [[model.parameters + 1 for model in models], repetitions], 2)["seconds"]
+    rows = []
     for model in models:
-        one, two = (measure("data", [list(model), 1 if quick else 5], processes)["seconds"] for processes in (1, 2))
-        further = ", ".join(f"{hosts}: {predicted(one, model.parameters, hosts) * 1e6:,.0f}" for hosts in HOSTS)
-        print(
-            f"{model.name} d = {model.parameters:,}, n = {model.batch_size}: 1 process {one * 1e6:,.0f} µs, "
-            f"2 processes {two * 1e6:,.0f} µs ({one / two:.2f}×); predicted µs on hosts {further}",
-            flush=True,
-        )
-
-
-def measure_sums(quick: bool) -> None:
-    found = measure("sums", [1 if quick else 5], 2)["seconds"]
-    for size, seconds in found.items():
-        print(f"sum of {int(size):,} numbers over two processes: {seconds * 1e6:,.0f} µs", flush=True)
+        whole, half = measure("data", [list(model), repetitions], 1)["seconds"]
+        (two,) = measure("data", [list(model), repetitions], 2)["seconds"]
+        own = sums[str(model.parameters + 1)]
+        many = [predicted(whole, half, model.parameters, hosts) for hosts in HOSTS]
+        times = [f"{1e6 * t:,.0f}" for t in (whole, half, own, half + own, two, *many)]
+        what = [model.name, f"{model.parameters:,}", str(model.batch_size)]
+        rows.append([*what, *times[:5], f"{whole / two:.2f}", *times[5:]])
+        print("measured", model.name, model.parameters, file=sys.stderr, flush=True)
+    table(
+        ["model", "d", "n", "1 process", "1 process, n/2", "sum alone", "expected, 2", "2 processes", "speed-up"]
+        + [f"predicted, {hosts} hosts" for hosts in HOSTS],
+        rows,
+    )
 
 
 def sent_bytes(folder: Path) -> dict[str, int]:
@@ -276,28 +311,39 @@ def sent_bytes(folder: Path) -> dict[str, int]:
     return found
 
 
+def loop_bytes(folder: Path) -> int:
+    """The memory that the compiled loop takes on a device, its arguments included, as XLA reports it."""
+    reports = [report.read_text() for report in folder.glob("*run_steps*memory-usage-report.txt")]
+    return max(int(size) for report in reports for size in re.findall(r"Total bytes: (\d+)", report))
+
+
 def measure_parameters(quick: bool) -> None:
     width, steps = (60, 8) if quick else (3162, 24)
+    print(machine() + "\n")
+    rows = []
     for sampler in SAMPLERS[2:] if quick else SAMPLERS:
+        times = []
         for processes in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
                 flags = f"--xla_force_host_platform_device_count={2 // processes}"
                 dump = f" --xla_dump_to={folder} --xla_dump_hlo_module_re=.*run_steps.*" if processes == 1 else ""
                 found = measure("parameters", [sampler, width, steps], processes, flags + dump)
-                sent = sent_bytes(Path(folder))
-            each = (found["position_bytes"] + found["other_bytes"]) / 1e6
-            print(
-                f"{sampler}, d = {found['dimension']:,} on two devices of {processes} process(es): "
-                f"{found['seconds'] * 1e3:,.0f} ms a step; state {each:,.0f} MB on a device"
-                + (f"; collectives of the loop, bytes: {sent}" if processes == 1 else "")
-                + f" ({found['status']})",
-                flush=True,
-            )
+                times.append(found["seconds"])
+                if processes == 1:
+                    sent, loop = sent_bytes(Path(folder)), loop_bytes(Path(folder))
+        each, share = found["position_bytes"] + found["other_bytes"], 4 * found["dimension"] / 2
+        memory = [f"{size / 1e6:,.0f} MB, {size / share:.1f} d/D" for size in (each, loop)]
+        rows.append(
+            [f"`{sampler}`", *memory, f"{sum(sent.values()) / 1e6:.2f} MB", *(f"{1e3 * t:,.0f}" for t in times)]
+        )
+        print("measured", sampler, found["dimension"], found["status"], sent, file=sys.stderr, flush=True)
+    titles = ["sampler", "state", "state, moments and work space of the loop", "collectives of the loop"]
+    table([*titles, "ms a step, 1 process", "ms a step, 2 processes"], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("section", nargs="?", choices=("data", "sums", "parameters"), help="default: all three")
+    parser.add_argument("section", nargs="?", choices=("data", "parameters"), help="default: both")
     parser.add_argument("--quick", action="store_true", help="small sizes, few steps: to see that it runs")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -310,7 +356,7 @@ def main() -> None:
         else:
             parameters_child(*settings)
         return
-    sections = {"data": measure_data, "sums": measure_sums, "parameters": measure_parameters}
+    sections = {"data": measure_data, "parameters": measure_parameters}
     for name, section in sections.items():
         if asked.section in (None, name):
             section(asked.quick)

@@ -1,11 +1,13 @@
 """Starts `run_child.py` in one process or several, and reads what it prints."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from ridgewalk.distributed.launch import COORDINATOR, LOOPBACK, PROCESS, PROCESSES, free_port
@@ -18,6 +20,19 @@ def arrays():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(EXAMPLES, FEATURES))
     return {"x": x, "y": x @ rng.normal(size=FEATURES) + rng.normal(size=EXAMPLES)}
+
+
+def summands(count, size):
+    """Vectors whose sum depends on the order of the additions."""
+    return np.random.default_rng(1).normal(size=(count, size)).astype("float32")
+
+
+def digest(tree):
+    """Of every bit of some arrays."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        found.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
+    return found.hexdigest()[:16]
 
 
 CHILD = Path(__file__).with_name("run_child.py")

@@ -3,7 +3,7 @@
 Without the environment variables of `ridgewalk launch` it is a single process.
 """
 
-import hashlib
+import gc
 import json
 import os
 import signal
@@ -22,7 +22,7 @@ from ridgewalk._pytree import to_host  # noqa: E402
 from ridgewalk.distributed import initialize, shard  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.distributed.children import EXAMPLES, FEATURES, arrays  # noqa: E402
+from tests.distributed.children import EXAMPLES, FEATURES, arrays, digest, summands  # noqa: E402
 
 ASKED = json.loads(sys.argv[1])
 initialize(heartbeat=ASKED.get("heartbeat", 30.0))
@@ -32,6 +32,9 @@ import numpy as np  # noqa: E402
 from jax.flatten_util import ravel_pytree  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
+
+from ridgewalk.distributed.shards import vector_over_shards  # noqa: E402
+from ridgewalk.sampling.runner import Runner  # noqa: E402
 
 
 def local_part(data, groups):
@@ -63,6 +66,7 @@ SAMPLERS = {
     "cold_sghmc": rw.Sampler(rw.Hamiltonian(0.5, temperature=0.0), rw.Diagonal(**CURVATURE)),
     "cold_low_rank": rw.Sampler(COLD, rw.LowRank(rank=3, spare=2, **CURVATURE)),
     "cold_limited": rw.Sampler(COLD, rw.SnapshotLBFGS(memory=2, **CURVATURE)),
+    "auto": rw.auto(),
     "diagonal": rw.Sampler(rw.Langevin(), rw.Diagonal()),
     "sgld": rw.sgld(),
     "sghmc": rw.sghmc(),
@@ -107,17 +111,21 @@ def build(settings):
     rows = arrays()
     if "bad_row" in settings:
         rows["x"][settings["bad_row"]] = np.nan
+    if "columns" in settings:
+        rows["x"] = rows["x"][:, : settings["columns"]]
     if settings.get("estimator") == "gaussian":
         return rw.Density(gaussian)
     if "hidden" in settings:
         data = rows if shards is None else shard(local_part(rows, 1), shards=shards)
         return rw.Posterior(log_prior, network_likelihood, data)
     groups = settings.get("chain_groups", 1)
-    data = (
-        rows
-        if shards is None
-        else shard(on_host(local_part(rows, groups), settings), shards=shards, chain_groups=groups)
-    )
+    if shards is not None:
+        rows = on_host(local_part(rows, groups), settings)
+    if "first_rows" in settings:
+        rows = {name: array[: settings["first_rows"]] for name, array in rows.items()}
+    if settings.get("shard_again"):
+        shard(rows, shards=shards, chain_groups=groups)
+    data = rows if shards is None else shard(rows, shards=shards, chain_groups=groups)
     kind = settings.get("estimator", "minibatch")
     if kind == "spike":
         return rw.Posterior(rw.spike_and_slab(), rw.shared_noise(residual), data)
@@ -161,11 +169,26 @@ def spread(theta):
     return {name: placed(value, specs[name]) for name, value in theta.items()}
 
 
+def move(progress):
+    """As if this process computed something else: its copy of the state is another one in the next call."""
+    for runner in (found for found in gc.get_objects() if isinstance(found, Runner)):
+        for group in runner.groups:
+            states = group.carry.states
+            elsewhere = jax.tree.map(lambda x: x * (1 + 1e-12), states.position)
+            group.carry = group.carry._replace(states=states._replace(position=elsewhere))
+
+
 def run(settings):
     position = network_start(settings["hidden"]) if "hidden" in settings else start()
     if settings.get("sharded"):
         position = spread(position)
     options = dict(settings.get("options", {}))
+    if settings.get("ends"):
+        sys.exit(0)
+    if settings.get("ends_in_run"):
+        options["callback"] = lambda progress: sys.exit(0)
+    if settings.get("moved"):
+        options["callback"] = move
     for name in ("store", "checkpoint"):
         if name in options:
             options[name] = Path(options[name])
@@ -180,17 +203,19 @@ def run(settings):
     )
 
 
-def digest(tree):
-    found = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        found.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
-    return found.hexdigest()[:16]
-
-
 def whole_state(result):
     """The state of the first chain on one device."""
     state = result.final_states[0]
     return state._replace(position=jax.tree.map(jnp.asarray, to_host(state.position)))
+
+
+def sum_of_rows(settings):
+    """A row of each shard, added over all of them as gradients are."""
+    rows = summands(settings["shards"], settings["sum"])
+    each = len(rows) // jax.process_count()
+    data = shard(rows[each * jax.process_index() :][:each], shards=len(rows))
+    add = jax.jit(lambda data: vector_over_shards(data, lambda _, rows: rows[0], jnp.zeros(()), data.arrays))
+    return {"sum": digest(to_host(add(data)))}
 
 
 def send_later(settings):
@@ -208,9 +233,13 @@ def send_later(settings):
 
 
 def main():
-    for settings in ASKED["cases"]:
+    for case in ASKED["cases"]:
+        settings = {**case, **case.get("of_process", {}).get(str(jax.process_index()), {})}
         if "signal" in settings and settings["process"] == jax.process_index():
             send_later(settings)
+        if "sum" in settings:
+            print("RESULT", json.dumps(sum_of_rows(settings)), flush=True)
+            continue
         result = run(settings)
         summary = {
             "positions": digest(result.positions),

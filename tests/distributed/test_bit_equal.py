@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from tests.distributed.children import run
+from tests.distributed.children import digest, run, summands
 
 import ridgewalk as rw
 from ridgewalk.distributed import processes
@@ -95,6 +95,32 @@ def test_rows_on_the_host():
     one = run(ON_HOST + IN_MEMORY, devices=2)
     assert run(ON_HOST, processes=2) == one[:4]
     assert one[4:] == one[:3]
+
+
+def sum_in_pairs(parts):
+    """The stated order of a sum of 2ᵏ vectors: neighbours first."""
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+GATHERED, SLICED = 1_001, 30_011
+"""Numbers of a vector that eight devices gather, and of one that they add in slices of unequal length."""
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices"),
+    [
+        (1, 4),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 1), (1, 2), (1, 8), (2, 1), (2, 2), (2, 4)]),
+    ],
+)
+def test_sums_have_the_same_bits_on_any_devices_of_any_processes(processes, devices):
+    """Those of a direct sum in the stated order, which is not the order of the rows."""
+    rows = {size: summands(8, size) for size in (GATHERED, SLICED)}
+    found = run([{"shards": 8, "sum": size} for size in rows], processes=processes, devices=devices)
+    assert [one["sum"] for one in found] == [digest(sum_in_pairs(parts)) for parts in rows.values()]
+    assert digest(sum_in_pairs(rows[SLICED])) != digest(sum(rows[SLICED]))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ CHAINS, PARAMETERS = 3, 5
 
 
 def collectives(folder):
-    """The number of elements of every collective operation of the loop."""
+    """The number of elements of each array of every collective operation of the loop; XLA may join several arrays."""
     programs = list(folder.glob("*run_steps*after_optimizations.txt"))
     assert programs, "one for each device that runs chains of its own"
     found = []
@@ -20,7 +20,7 @@ def collectives(folder):
         match = COLLECTIVE.search(line)
         if match:
             sizes = re.findall(r"[a-z]\w*\[([\d,]*)\]", match["shapes"])
-            found.append(sum(int_product(size) for size in sizes))
+            found.append([int_product(size) for size in sizes])
     return found
 
 
@@ -31,9 +31,14 @@ def int_product(text):
     return total
 
 
-def compiled(folder, case, devices):
+def compiled_arrays(folder, case, devices):
     run([case], devices=devices, flags=f"--xla_dump_to={folder} --xla_dump_hlo_module_re=.*run_steps.*")
     return collectives(folder)
+
+
+def compiled(folder, case, devices):
+    """The number of elements of every collective operation of the loop."""
+    return [sum(arrays) for arrays in compiled_arrays(folder, case, devices)]
 
 
 def case(**options):
@@ -49,6 +54,30 @@ def test_gradients_are_the_only_thing_that_devices_exchange(tmp_path):
 @pytest.mark.parametrize("sampler", ["sgld", pytest.param("dense", marks=pytest.mark.slow)])
 def test_chains_on_different_devices_exchange_nothing(tmp_path, sampler):
     assert compiled(tmp_path, {**case(chain_method="parallel", chains=2), "sampler": sampler}, devices=2) == []
+
+
+WARM = {"step_size": "auto", "options": {"steps": 120, "batch_size": 16, "chains": CHAINS, "warmup": 100}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["auto", "dense", "sghmc", "low_rank", "limited"])
+def test_warm_up_exchanges_gradients_only(tmp_path, sampler):
+    """The default: step sizes are found. One loop has all phases of warm-up, and the steps after it.
+
+    Every array is a gradient of all chains. The noise of gradients is measured on two halves of a batch in the same
+    step: XLA sends their two gradients at once.
+    """
+    found = compiled_arrays(tmp_path, {"shards": 2, "sampler": sampler, **WARM}, devices=2)
+    assert found
+    assert max(max(arrays) for arrays in found) <= CHAINS * (PARAMETERS + 1)
+    assert max(len(arrays) for arrays in found) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["auto", "dense"])
+def test_chains_on_different_devices_exchange_nothing_in_warm_up(tmp_path, sampler):
+    options = {**WARM["options"], "chains": 2, "chain_method": "parallel"}
+    assert compiled(tmp_path, {"sampler": sampler, **WARM, "options": options}, devices=2) == []
 
 
 @pytest.mark.slow

@@ -37,19 +37,98 @@ def test_a_failure_ends_the_others(tmp_path, capfd):
     assert "process 1 ended with exit code 7; the others are ended" in capfd.readouterr().err
 
 
+COMMAND = [sys.executable, "-c", "from ridgewalk.cli import main; main()", "launch", "-n", "2"]
+
+
+def start_waiting(tmp_path, text):
+    """The launcher, in a group of processes as a shell makes one, once both processes have written that they wait."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen([*COMMAND, script(tmp_path, text)], process_group=0, **pipes)
+    assert {child.stdout.readline(), child.stdout.readline()} == {"[0] ready\n", "[1] ready\n"}
+    return child
+
+
 def test_a_signal_goes_to_all(tmp_path):
-    text = "import signal, time\nprint('ready', flush=True)\nsignal.pause()\n"
-    command = [sys.executable, "-c", "from ridgewalk.cli import main; main()", "launch", "-n", "2"]
-    child = subprocess.Popen(
-        [*command, script(tmp_path, text)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    child = start_waiting(tmp_path, "import signal, time\nprint('ready', flush=True)\nsignal.pause()\n")
     try:
-        assert {child.stdout.readline(), child.stdout.readline()} == {"[0] ready\n", "[1] ready\n"}
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=30)
     finally:
         child.kill()
     assert child.returncode == 128 + signal.SIGTERM
+
+
+STOPS_IN_ORDER = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("stops", flush=True))
+print("ready", flush=True)
+signal.pause()
+time.sleep(0.3)
+"""
+
+
+def test_ctrl_c_comes_to_each_process_once_and_is_not_success(tmp_path):
+    """A terminal sends the signal to the group of the launcher; a second one would end a run without a checkpoint."""
+    child = start_waiting(tmp_path, STOPS_IN_ORDER)
+    try:
+        os.killpg(child.pid, signal.SIGINT)
+        output, errors = child.communicate(timeout=30)
+    finally:
+        child.kill()
+    assert sorted(output.splitlines()) == ["[0] stops", "[1] stops"]
+    assert child.returncode == 128 + signal.SIGINT
+    assert "ended after SIGINT" in errors
+
+
+def test_a_process_that_ends_long_before_the_others_is_named(tmp_path, capfd):
+    text = "import os, time\nif os.environ['RIDGEWALK_PROCESS'] == '0': time.sleep(0.8)\n"
+    assert launch.launch([script(tmp_path, text)], 2, grace=0.2) == 0
+    assert capfd.readouterr().err.count("process 1 ended with exit code 0 0.2 s ago, and process 0 still runs") == 1
+
+
+RUN = """
+import sys
+import ridgewalk as rw
+rw.distributed.initialize(heartbeat=5.0)
+import jax, jax.numpy as jnp, numpy as np
+data = rw.distributed.shard(np.arange(8.0), shards=2)
+target = rw.Posterior(lambda w: -0.5 * w**2, lambda w, batch: -0.5 * (batch - w) ** 2, data)
+options = dict(step_size=1e-3, batch_size=4, checkpoint=sys.argv[1], checkpoint_every=200, progress=False)
+result = rw.sample(jax.random.key(0), rw.sgld(), target, jnp.zeros(()), steps=int(sys.argv[2]), **options)
+print("made all steps" if result.steps == int(sys.argv[2]) else "stopped early")
+"""
+
+
+def start_run(tmp_path, folder, steps):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [*COMMAND, script(tmp_path, RUN), str(tmp_path / folder), str(steps)]
+    return subprocess.Popen(words, process_group=0, **pipes)
+
+
+@pytest.mark.slow
+def test_runs_at_once_do_not_meet_and_ctrl_c_leaves_a_checkpoint(tmp_path):
+    """Two that end, one that goes on until it is interrupted, and one more in the folder of that."""
+    runs = [start_run(tmp_path, "a", 500), start_run(tmp_path, "b", 500), start_run(tmp_path, "c", 10**9)]
+    try:
+        for run in runs[:2]:
+            output, errors = run.communicate(timeout=120)
+            assert run.returncode == 0, errors
+            assert sorted(output.splitlines()) == ["[0] made all steps", "[1] made all steps"]
+        until = time.monotonic() + 60
+        while not list((tmp_path / "c").glob("step-*")) and time.monotonic() < until:
+            time.sleep(0.1)
+        runs.append(start_run(tmp_path, "c", 500))
+        _, errors = runs[3].communicate(timeout=60)
+        assert runs[3].returncode
+        assert "another run is writing" in errors
+        os.killpg(runs[2].pid, signal.SIGINT)
+        output, errors = runs[2].communicate(timeout=60)
+        assert runs[2].returncode == 128 + signal.SIGINT, errors
+        assert sorted(output.splitlines()) == ["[0] stopped early", "[1] stopped early"]
+    finally:
+        for run in runs:
+            run.kill()
+    assert list((tmp_path / "c").glob("step-*"))
 
 
 def test_a_signal_before_all_are_started_goes_to_all(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -35,6 +36,9 @@ LINGER = 1.0
 """Seconds between an error and the end of a process."""
 
 PREFIX = "ridgewalk"
+DONE = "done"
+"""What a process says that has come to the end of its program."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 EXIT_CODE = 70
 """The exit code of a process that ended because another one was lost."""
@@ -77,6 +81,8 @@ def initialize(
     address = given["coordinator_address"]
     if address is not None and str(address).rsplit(":", 1)[0] in LOOPBACK:
         options.setdefault("coordinator_bind_address", address)  # JAX would listen on all interfaces
+    if given["process_id"] == 0 and address is not None:
+        _check_port(str(options.get("coordinator_bind_address", address)))
     # JAX's own heartbeat ends a process without words: it is the second line.
     options.setdefault("heartbeat_timeout_seconds", max(1, round(2 * heartbeat)))
     # It would take SIGTERM away from the program; `sample` handles that signal.
@@ -98,6 +104,21 @@ def _from_launcher() -> dict[str, Any]:
         return {}
     numbers = {"num_processes": int(os.environ[PROCESSES]), "process_id": int(os.environ[PROCESS])}
     return {"coordinator_address": os.environ[COORDINATOR], **numbers, "local_device_ids": None}
+
+
+def _check_port(address: str) -> None:
+    """Raise where another program listens on the port of process 0: JAX would share it, and mix two runs up."""
+    host, _, port = address.rpartition(":")
+    here = host if host in LOOPBACK else ""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a run that has just ended is free
+        try:
+            trial.bind((here.strip("[]").replace("::1", "127.0.0.1"), int(port)))
+        except (OSError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"coordinator_address: process 0 cannot listen on port {port} ({getattr(error, 'strerror', error)}); "
+                "choose a free port, the same in every process"
+            ) from error
 
 
 def is_first() -> bool:
@@ -126,26 +147,45 @@ def exchange(name: str, message: bytes) -> list[bytes]:
     client, number = _client(), next(_counters[name])
     place = f"{PREFIX}/{name}/{number}"
     everyone = range(jax.process_count())
-    if is_first():
-        messages = [message, *(_wait_for(f"{place}/{process}") for process in everyone[1:])]
-        client.key_value_set_bytes(f"{place}/all", _joined(messages))
-    else:
-        client.key_value_set_bytes(f"{place}/{jax.process_index()}", message)
-        messages = _split(_wait_for(f"{place}/all"))
+    with _waiting_at(f"{name} {number}"):
+        if is_first():
+            messages = [message, *(_wait_for(f"{place}/{process}", process) for process in everyone[1:])]
+            client.key_value_set_bytes(f"{place}/all", _joined(messages))
+        else:
+            client.key_value_set_bytes(f"{place}/{jax.process_index()}", message)
+            messages = _split(_wait_for(f"{place}/all", 0))
     if number and is_first():  # every process has read the messages before these
         client.key_value_delete(f"{PREFIX}/{name}/{number - 1}/")
     return messages
 
 
-def _wait_for(key: str) -> bytes:
+@contextmanager
+def _waiting_at(place: str) -> Iterator[None]:
+    """Tell the others where the main thread waits for them: if they wait elsewhere, it would be for ever."""
+    watch = _Watch.current
+    if watch is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    watch.place = place
+    try:
+        yield
+    finally:
+        watch.place = ""
+
+
+def _wait_for(key: str, process: int) -> bytes:
+    watch = _Watch.current
     while True:
-        if _Watch.current is not None and _Watch.current.failed:
+        if watch is not None and watch.failed:
             raise ProcessLostError("this process has failed, and no longer waits for the others")
+        ended = watch is not None and watch.heard[process][0] == DONE  # known before the last look for its message
         try:
             return bytes(_client().blocking_key_value_get_bytes(key, POLL_MILLISECONDS))
         except Exception as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise lost(error) from error
+            if watch is not None and ended:
+                raise ProcessLostError(watch.early_end(process)) from error
 
 
 def _joined(messages: list[bytes]) -> bytes:
@@ -219,8 +259,12 @@ class _Watch(threading.Thread):
         self.heard = dict.fromkeys(range(self.count), ("", time.monotonic()))
         self.answered = time.monotonic()
         self.failed = self.ending = self.lost = self.shown = False
-        self.advice = self.words = ""
+        self.advice = self.words = self.place = ""
         self.step: int | None = None
+        self.running = 0
+        """How many blocks of `failing_together(running=True)` the main thread is in."""
+        self.apart: dict[int, tuple[str, str, float]] = {}
+        """Where this process and another one wait for each other, and since when."""
 
     @classmethod
     def begin(cls, heartbeat: float) -> None:
@@ -240,7 +284,7 @@ class _Watch(threading.Thread):
                 return
             try:
                 if not self.failed:
-                    self.say(str(beat))
+                    self.say(f"{beat} {self.place}")
                 words = dict(self.client.key_value_dir_get(f"{PREFIX}/alive/"))
             except Exception as error:
                 self.give_up(f"process 0, which the others connect to, was lost{self.where()} ({_first_line(error)})")
@@ -280,27 +324,51 @@ class _Watch(threading.Thread):
         now = time.monotonic()
         for process in range(self.count):
             word = words.get(process, "")
-            before, since = self.heard[process]
-            if word != before:
+            if word != self.heard[process][0]:
                 self.heard[process] = word, now
-            elif process == self.own or word == "done":
+            if process == self.own:
                 continue
+            silence = now - self.heard[process][1]
+            if word == DONE:
+                if self.running and silence > self.heartbeat / 5:
+                    self.give_up(self.early_end(process), advised=True)
             elif word.startswith("failed"):
-                if not self.failed and now - since > self.heartbeat / 5:
+                if not self.failed and silence > self.heartbeat / 5:
                     self.give_up(f"process {process} ended{self.where()} with {word.removeprefix('failed ')}")
-            elif now - since > self.heartbeat:
+            elif silence > self.heartbeat:
                 self.give_up(f"process {process} was lost{self.where()}: silent for {self.heartbeat:g} s")
+            else:
+                self.compare_places(process, word.partition(" ")[2], now)
+
+    def compare_places(self, process: int, place: str, now: float) -> None:
+        """End this process where it and another one have waited for each other at different calls for too long."""
+        own, other, since = self.apart.get(process, ("", "", now))
+        if not self.place or not place or place == self.place or (own, other) != (self.place, place):
+            self.apart[process] = self.place, place, now
+        elif now - since > self.heartbeat:
+            self.give_up(
+                f"process {process} does not make the calls that this one makes: it waits at '{place}', and process "
+                f"{self.own} at '{self.place}'",
+                advised=True,
+            )
+
+    def early_end(self, process: int) -> str:
+        """The words where another process ends its program while this one waits for it."""
+        return (
+            f"process {process} came to the end of its program{self.where()}, while process {self.own} waits for it; "
+            "make the same calls of ridgewalk in every process"
+        )
 
     def silent(self) -> list[int]:
         """Processes that have not been heard of for some time."""
         now = time.monotonic()
         others = {process: heard for process, heard in self.heard.items() if process != self.own}
-        return [p for p, (word, since) in others.items() if word != "done" and now - since > self.heartbeat / 3]
+        return [p for p, (word, since) in others.items() if word != DONE and now - since > self.heartbeat / 3]
 
     def where(self) -> str:
         return "" if self.step is None else f" at step {self.step}"
 
-    def give_up(self, what: str) -> None:
+    def give_up(self, what: str, advised: bool = False) -> None:
         """End this process: its main thread may wait for the lost one for ever."""
         if self.ending:
             return
@@ -312,7 +380,8 @@ class _Watch(threading.Thread):
                 print(f"ridgewalk: {self.words}", file=sys.stderr, flush=True)
             os._exit(EXIT_CODE if self.lost else 1)
         sys.stdout.flush()
-        print(f"ridgewalk: {what}; {self.advice or 'start all processes again'}", file=sys.stderr, flush=True)
+        advice = "" if advised else f"; {self.advice or 'start all processes again'}"
+        print(f"ridgewalk: {what}{advice}", file=sys.stderr, flush=True)
         os._exit(EXIT_CODE)
 
     def end(self) -> None:
@@ -324,7 +393,7 @@ class _Watch(threading.Thread):
             os._exit(EXIT_CODE if self.lost else 1)  # JAX would wait for processes that may not come
         self.ending = True
         try:
-            self.say("done")
+            self.say(DONE)
         except Exception:
             return
 
@@ -356,14 +425,18 @@ def note_progress(step: int, advice: str) -> None:
 
 
 @contextmanager
-def failing_together() -> Iterator[None]:
+def failing_together(running: bool = False) -> Iterator[None]:
     """Within it, an exception in this process is told to the others, which then end; one of a collective operation
     becomes a `ProcessLostError`.
+
+    With `running`, all processes are needed until the end of the block: one that ends its program before is an error.
     """
+    watch = _Watch.current
+    if watch is not None:
+        watch.running += running
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        watch = _Watch.current
         if watch is None or watch.failed:
             raise
         failure = lost(error) if isinstance(error, Exception) and _is_connection(error) else error
@@ -371,6 +444,9 @@ def failing_together() -> Iterator[None]:
         if failure is error:
             raise
         raise failure from error
+    finally:
+        if watch is not None:
+            watch.running -= running
 
 
 def _is_connection(error: Exception) -> bool:

@@ -172,7 +172,8 @@ def shard(rows: PyTree, *, shards: int | None = None, chain_groups: int = 1) -> 
             f"chain_groups: {chain_groups} groups would each read the data from the host; use 1, or load the rows of "
             "each process with np.asarray"
         )
-    counts = {f"rows{jax.tree_util.keystr(path)}": np.shape(leaf)[:1] for path, leaf in leaves}
+    named = {f"rows{jax.tree_util.keystr(path)}": leaf for path, leaf in leaves}
+    counts = {name: np.shape(leaf)[:1] for name, leaf in named.items()}
     if len(set(counts.values())) > 1 or () in counts.values():
         raise ValueError(f"rows: leading axes disagree ({counts}); every array needs one row per example")
     if shards % devices:
@@ -180,6 +181,8 @@ def shard(rows: PyTree, *, shards: int | None = None, chain_groups: int = 1) -> 
             f"shards: {shards} cannot be shared equally by {devices} devices; use a multiple of {devices}, or start as "
             f"many processes as divide {shards}"
         )
+    kinds = {name: f"{np.asarray(leaf[:1]).dtype}{list(np.shape(leaf)[1:])}" for name, leaf in named.items()}
+    _check_same_call({"shards": shards, "chain_groups": chain_groups, "arrays": kinds})
     size = _common_size(next(iter(counts.values()))[0], shards, mesh)
     made = Sharded(None, rows.size if iterable else size, shards, mesh, sampled=iterable or on_disk)
     if on_disk:
@@ -214,6 +217,18 @@ def _columns_here(mesh: Mesh) -> list[int]:
     """The places along the axis of the rows that have a device of this process."""
     own = jax.process_index()
     return [i for i, column in enumerate(mesh.devices.T) if any(device.process_index == own for device in column)]
+
+
+def _check_same_call(given: dict[str, Any]) -> None:
+    """Raise where the processes split different kinds of rows, or split them differently."""
+    told = processes.exchange_json("shard", given)
+    for process, other in enumerate(told):
+        for name, value in told[0].items():
+            if other[name] != value:
+                raise ValueError(
+                    f"shard: {name} are {value} in process 0 and {other[name]} in process {process}; pass the same "
+                    "kind of rows, split in the same way, in each"
+                )
 
 
 def _common_size(rows: int, shards: int, mesh: Mesh) -> int:

@@ -460,21 +460,21 @@ def _version(package: str) -> str | None:
         return None
 
 
-def differences(then: Any, now: Any, where: str = "") -> list[str]:
-    """Every setting that differs, with both values; the environment aside."""
+def differences(then: Any, now: Any, where: str = "", words: tuple[str, str] = ("then", "now")) -> list[str]:
+    """Every setting that differs, with both values, each followed by its word; the environment aside."""
     if isinstance(then, dict) and isinstance(now, dict):
         keys = [*then, *(key for key in now if key not in then)]
         return [
             line
             for key in keys
             if where or key != ENVIRONMENT
-            for line in differences(then.get(key), now.get(key), f"{where}.{key}" if where else str(key))
+            for line in differences(then.get(key), now.get(key), f"{where}.{key}" if where else str(key), words)
         ]
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         pairs = enumerate(zip(then, now, strict=True))
-        return [line for i, (a, b) in pairs for line in differences(a, b, f"{where}[{i}]")]
+        return [line for i, (a, b) in pairs for line in differences(a, b, f"{where}[{i}]", words)]
     same = then == now or (then != then and now != now) or _other_bytecode(then, now)  # noqa: PLR0124  (NaN)
-    return [] if same else [f"{where}: {then!r} then, {now!r} now"]
+    return [] if same else [f"{where}: {then!r} {words[0]}, {now!r} {words[1]}"]
 
 
 def _other_bytecode(then: Any, now: Any) -> bool:

@@ -18,6 +18,7 @@ from ridgewalk._types import PyTree
 from ridgewalk.distributed import processes
 from ridgewalk.distributed.shards import Sharded, local_copy
 from ridgewalk.result import ChainStatus, Moments
+from ridgewalk.sampling.checkpoint import config_snapshot, differences
 
 
 class ChainPart(NamedTuple):
@@ -93,6 +94,25 @@ def written_chains(parts: Sequence[ChainPart]) -> list[tuple[slice, slice]]:
 
 
 # Together
+
+
+def same_settings(settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run; with several processes their description, after a comparison of it, and of others.
+
+    Functions count by their code and data by a digest, so that processes with different scripts or rows are found.
+    """
+    if jax.process_count() == 1:
+        return settings
+    described: dict[str, Any] = config_snapshot(settings)
+    told = processes.exchange_json("settings", described | config_snapshot(others))
+    for process, other in enumerate(told):
+        changed = differences(told[0], other, words=("in process 0", f"in process {process}"))
+        if changed:
+            raise ValueError(
+                "sample: the processes do not make the same call; run the same script in each, and pass rows that "
+                "differ to distributed.shard:\n  " + "\n  ".join(changed)
+            )
+    return described
 
 
 def gather_chains(parts: Sequence[ChainPart], tree: PyTree) -> PyTree:

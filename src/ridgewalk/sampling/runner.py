@@ -251,7 +251,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             flag = stack.enter_context(stop_on_signal())
             if jax.process_count() > 1:
-                stack.enter_context(processes.failing_together())
+                stack.enter_context(processes.failing_together(running=True))
             wanted = progress and jax.process_index() == 0
             report = stack.enter_context(progress_bar(self.schedule.steps, self.step, wanted, compiled_before))
             sizer = ChunkSizer()

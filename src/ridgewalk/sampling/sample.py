@@ -45,7 +45,7 @@ from ridgewalk.sampling.chain_group import (
     start_chains,
 )
 from ridgewalk.sampling.loop import DrawRecorder, LoopSpec, block_length, join_moments
-from ridgewalk.sampling.parts import gather_result
+from ridgewalk.sampling.parts import gather_result, same_settings
 from ridgewalk.sampling.runner import LONGEST_CHUNK, Callback, Runner, compile_seconds, tuned_step_size
 from ridgewalk.sampling.storage import RunWriter, stored_setting
 from ridgewalk.sampling.warmup import SHORTEST, WarmupPlan
@@ -160,6 +160,17 @@ def sample(
     plan = WarmupPlan(warmup, isinstance(step_size, str)) if warmup else None
     estimator = as_estimator(target)
     data = estimator.target.data if isinstance(estimator.target, Posterior) else None
+    keep = keep or ("draws" if collect is None or store is not None else "moments")
+    settings = same_settings(
+        {
+            **arguments,
+            **readable_start(position),
+            "estimator": estimator,
+            "keep": keep,
+            "x64": bool(jax.config.read("jax_enable_x64")),
+        },
+        {"steps": steps, "step_size": step_size, "files": [bool(store), bool(checkpoint)], "resume": resume},
+    )
     parts = split_chains(chain_method, chains, data)
     indexer = check_data(estimator.target, batch_size, replacement)
     nonfinite = find_nonfinite_rows(data)
@@ -179,7 +190,6 @@ def sample(
     check_precision(resolved, on_device, first[0])
     first_potentials = jnp.array(np.broadcast_to(np.asarray(potentials, layout.dtype), (chains,)))
 
-    keep = keep or ("draws" if collect is None or store is not None else "moments")
     numbers = layout.size * chains
     eager = keep == "draws" and store is None and collect is None and numbers <= EAGER_NUMBERS
     recorder = DrawRecorder(keep == "draws", keep == "moments" or store is not None, collect, eager)
@@ -202,13 +212,6 @@ def sample(
         for part in parts
         if jax.process_index() in part.processes
     ]
-    settings = {
-        **arguments,
-        **readable_start(position),
-        "estimator": estimator,
-        "keep": keep,
-        "x64": bool(jax.config.read("jax_enable_x64")),
-    }
     writer = RunWriter(
         schedule,
         groups[0].draw_shapes(),

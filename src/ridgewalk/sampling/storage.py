@@ -7,6 +7,7 @@ Stores on disk are in `segments`, beside checkpoints, and `zarr_store`, which ca
 import contextlib
 import dataclasses
 import os
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -46,6 +47,9 @@ from ridgewalk.sampling.parts import (
 from ridgewalk.schedules import RunSchedule
 
 T = TypeVar("T")
+
+SECONDS_TO_SHOW = 5.0
+"""How long a file of one process may take to be seen by another, on another machine."""
 
 STORABLE = frozenset(
     [
@@ -274,11 +278,34 @@ class RunWriter:
 
     def _check_same_checkpoint(self) -> None:
         """Raise where the processes do not see the same files."""
+        if self.folder is not None:
+            self._check_shared_folder(self.folder)
         steps = processes.exchange_json("resumed from", self.start)
         if len(set(steps)) > 1:
             raise ValueError(
                 f"checkpoint: the processes see checkpoints of {steps} steps in {self.folder}; use a folder on a file "
                 "system that all of them share"
+            )
+
+    def _check_shared_folder(self, folder: Path) -> None:
+        """Raise where another process does not see a file of process 0; a network may take a moment to show it."""
+        first = jax.process_index() == 0
+        own = folder / f".shared-{secrets.token_hex(4)}"
+        try:
+            if first:
+                own.touch()
+            name = processes.exchange_json("folder", own.name)[0]
+            until = time.monotonic() + SECONDS_TO_SHOW
+            while not (seen := (folder / name).exists()) and time.monotonic() < until:
+                time.sleep(0.1)
+            told = processes.exchange_json("folder seen", seen)
+        finally:
+            if first:
+                own.unlink(missing_ok=True)
+        if not all(told):
+            raise ValueError(
+                f"checkpoint: process {told.index(False)} does not see what process 0 writes to {folder}; use a folder "
+                "on a file system that all of them share"
             )
 
     def _compare(self, found: Checkpoint) -> None:
