@@ -34,7 +34,7 @@ class Settings:
     """Of each chain of ridgewalk, warm-up included."""
     chains: int = 4
     batch_size: int = 500
-    block_size: int = 25
+    block_size: int = 50
     """Rows of ridgewalk's batches that are drawn together."""
     seeds: int = 2
     warmup: int = 1_000
