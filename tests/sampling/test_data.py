@@ -14,7 +14,13 @@ from tests.sampling.problems import REGRESSION, assert_same_run, run
 import ridgewalk as rw
 from ridgewalk import data
 from ridgewalk.sampling import batching
-from ridgewalk.sampling.batching import BatchIndexer, locate_nonfinite_batch, order_at, rows_of_steps
+from ridgewalk.sampling.batching import (
+    BatchIndexer,
+    in_random_order,
+    locate_nonfinite_batch,
+    order_at,
+    rows_of_steps,
+)
 
 ARRAYS = {name: np.asarray(array) for name, array in REGRESSION.target.data.items()}
 
@@ -83,6 +89,96 @@ def test_every_example_is_drawn_equally_often_with_replacement():
 def test_epochs_sample_the_posterior():
     step = 0.01 / REGRESSION.steepest
     result = run(steps=60_000, burn_in=5_000, thin=10, chains=4, batch_size=100, step_size=step, replacement=False)
+    assert complaints(flat_draws(result), REGRESSION.mean, REGRESSION.covariance, bias=0.05) == []
+
+
+# Blocks of consecutive rows
+
+
+def block_means(values, block):
+    """Of the block that begins at each row, the first rows after the last ones."""
+    around = np.concatenate([values, values[: block - 1]])
+    return np.convolve(around, np.full(block, 1 / block), "valid")
+
+
+def test_blocks_of_rows_begin_anywhere_and_end_at_the_first_rows():
+    rows = BatchIndexer("replacement", size=23, batch_size=10, block_size=5)
+    keys = jax.random.split(jax.random.key(1), 2)
+    drawn = np.asarray(rows_of_steps(rows, keys, 0, 2_000))
+    blocks = drawn.reshape(2_000, 2, 2, 5)
+    np.testing.assert_array_equal(blocks, (blocks[..., :1] + np.arange(5)) % 23)
+    for place in range(5):  # so that every row is drawn equally often
+        counts = np.bincount(blocks[..., place].ravel(), minlength=23)
+        assert np.all(np.abs(counts - 8_000 / 23) < 5 * np.sqrt(8_000 / 23))
+    assert abs(np.corrcoef(blocks[..., 0].reshape(-1, 2).T)[0, 1]) < 5 / np.sqrt(4_000)
+    np.testing.assert_array_equal(rows_of_steps(rows, keys, 700, 3), drawn[700:703])
+
+
+def test_blocks_in_a_random_order_have_the_variance_of_single_rows():
+    """In whatever order the rows are given; of sorted rows it would be m times as large."""
+    values, block = np.arange(20_000) / 20_000, 25
+    target = rw.Posterior(lambda p: -(p**2), lambda p, batch: -((batch["x"] - p) ** 2), {"x": values, "y": 2 * values})
+    shuffled = in_random_order(jax.random.key(3), rw.control_variates(target, jnp.zeros(()))).target.data
+    found = np.asarray(shuffled["x"])
+    np.testing.assert_array_equal(np.sort(found), values)
+    np.testing.assert_array_equal(shuffled["y"], 2 * found)
+    alone = values.var() / block
+    for order, factor in ((values, block), (found, 1)):
+        assert block_means(order, block).mean() == pytest.approx(values.mean())
+        assert block_means(order, block).var() == pytest.approx(
+            factor * alone, rel=4 * np.sqrt(4 * block / (3 * 20_000))
+        )
+
+
+def test_two_halves_of_a_batch_consist_of_different_blocks():
+    """The variance of a batch's mean is a quarter of the squared difference of its halves, even of sorted rows."""
+    values = np.arange(1_000.0)
+    rows = BatchIndexer("replacement", size=1_000, batch_size=40, block_size=20)
+    drawn = np.asarray(rows_of_steps(rows, jax.random.split(jax.random.key(0), 1), 0, 20_000))[:, 0]
+    halves = values[drawn].reshape(-1, 2, 20).mean(-1)
+    true = block_means(values, 20).var() / 2
+    assert np.mean((halves[:, 0] - halves[:, 1]) ** 2) / 4 == pytest.approx(true, rel=0.05)
+    assert halves.mean(1).var() == pytest.approx(true, rel=0.05)
+
+
+def test_runs_with_blocks_are_resumed_and_read_rows_in_their_order_from_disk(tmp_path):
+    options = {"chains": 2, "block_size": 10}
+    whole = run(**options)
+    run(**options, checkpoint=tmp_path / "c", checkpoint_every=20)
+    sorted((tmp_path / "c").glob("step-*"))[-1].unlink()
+    assert_same_run(whole, run(**options, checkpoint=tmp_path / "c", checkpoint_every=20, resume=True))
+    with pytest.raises(ValueError, match="block_size: 10 then, 20 now"):
+        run(chains=2, block_size=20, checkpoint=tmp_path / "c", resume=True)
+    shuffled = in_random_order(jax.random.key(0), rw.svrg(REGRESSION.target, every=5)).target.data
+    for name, array in shuffled.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    stored = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in shuffled}
+    assert_same_run(whole, run(target=replace(REGRESSION.target, data=stored), **options))
+    assert not np.array_equal(whole.positions, run(chains=2).positions)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 15}, "a batch of 40 rows is not an even number of blocks of 15; make batch_size a multiple of"),
+        ({"block_size": 40}, "is not an even number of blocks of 40; make batch_size a multiple of 80"),
+        ({"block_size": 0}, "block_size: 0"),
+        ({"block_size": 10, "replacement": False}, "block_size: 10 was given, but .* replacement=False; leave it out"),
+        ({"block_size": 10, "batch_size": None}, "block_size: 10 .* a run without a batch_size of its own"),
+    ],
+)
+def test_bad_blocks(options, message):
+    with pytest.raises(ValueError, match=message):
+        run(**options)
+
+
+@pytest.mark.slow
+def test_blocks_sample_the_posterior():
+    """From rows that are sorted, with the step size of warm-up."""
+    order = np.argsort(ARRAYS["y"])
+    target = replace(REGRESSION.target, data={name: array[order] for name, array in ARRAYS.items()})
+    estimator = rw.control_variates(target, jnp.asarray(REGRESSION.mean))
+    result = run(rw.auto(), target=estimator, steps=40_000, chains=4, batch_size=40, block_size=10, step_size="auto")
     assert complaints(flat_draws(result), REGRESSION.mean, REGRESSION.covariance, bias=0.05) == []
 
 

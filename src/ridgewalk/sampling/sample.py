@@ -31,9 +31,11 @@ from ridgewalk.sampling.batching import (
     FIX,
     BatchIndexer,
     Source,
+    check_blocks,
     check_finite_rows,
     find_nonfinite_rows,
     has_nonfinite_examples,
+    in_random_order,
 )
 from ridgewalk.sampling.chain_group import (
     ChainGroup,
@@ -98,6 +100,7 @@ def sample(
     start_per_chain: bool = False,
     chain_method: ChainMethod = "vectorized",
     replacement: bool = True,
+    block_size: int | None = None,
     keep: Literal["draws", "moments"] | None = None,
     collect: Callable[[PyTree], Any] | None = None,
     store: str | Path | None = None,
@@ -135,6 +138,9 @@ def sample(
         chain_method: "vectorized" runs all chains in one loop, "sequential" one after the other, "parallel" spreads
             them over the devices of all processes.
         replacement: draw batches with replacement; False goes through the data in a new random order every epoch.
+        block_size: rows that are drawn together, 25 for example: a batch then consists of blocks of consecutive rows,
+            each at a random place, which large data give several times faster than single rows. Rows in memory are put
+            in a random order first, in a copy; those on disk have to be in one. None draws single rows.
         keep: "draws" keeps positions; "moments" only their running mean and variance, for models of millions of
             weights. None means moments if `collect` is given without `store`, else draws.
         collect: a function of the position whose value is kept for every draw, such as predictions on a grid.
@@ -172,7 +178,7 @@ def sample(
         {"steps": steps, "step_size": step_size, "files": [bool(store), bool(checkpoint)], "resume": resume},
     )
     parts = split_chains(chain_method, chains, data)
-    indexer = check_data(estimator.target, batch_size, replacement)
+    indexer = check_blocks(check_data(estimator.target, batch_size, replacement), data, block_size)
     nonfinite = find_nonfinite_rows(data)
     if isinstance(getattr(data, "source", data), Batches) and len(parts) > 1:
         raise ValueError(
@@ -185,7 +191,7 @@ def sample(
     first = split_starts(starts, chains if start_per_chain else 1)
     layout = layout_of(first[0])
     resolved = check_placement(dataclasses.replace(sampler, preconditioner=sampler.resolve(layout)), data, chain_method)
-    on_device = place(estimator_on_device(estimator))
+    on_device = place(estimator_on_device(in_random_order(key, estimator) if block_size else estimator))
     potentials = [check_functions(on_device.target, start, indexer, nonfinite) for start in first]
     check_precision(resolved, on_device, first[0])
     first_potentials = jnp.array(np.broadcast_to(np.asarray(potentials, layout.dtype), (chains,)))

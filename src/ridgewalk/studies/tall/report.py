@@ -34,6 +34,8 @@ class Settings:
     """Of each chain of ridgewalk, warm-up included."""
     chains: int = 4
     batch_size: int = 500
+    block_size: int = 50
+    """Rows of ridgewalk's batches that are drawn together."""
     seeds: int = 2
     warmup: int = 1_000
     draws: int = 2_000
@@ -239,7 +241,8 @@ def _introduction(settings: Settings, posteriors: Posteriors) -> tuple[str, ...]
         "unknown scale. Not in the paper. All samplers have the same model, written in NumPyro.",
         f"ridgewalk: find_mode with batches of {settings.batch_size}, control_variates there, and rw.auto() with "
         f"batches of {settings.batch_size}, {settings.chains} chains of {settings.steps:,} steps, a fifth of them "
-        "warm-up; everything else by default. NUTS and HMCECS are NumPyro's, one chain from the mode (HMCECS from its "
+        f"warm-up; block_size={settings.block_size}, which puts the rows in a random order once and then reads "
+        f"{settings.block_size} in a row; everything else by default. NUTS and HMCECS are NumPyro's, one chain from the mode (HMCECS from its "
         f"own start), {settings.warmup:,} steps of warm-up and {settings.draws:,} draws; NUTS with the diagonal mass "
         f"matrix, its default, and with a dense one; HMCECS with a dense one, {settings.subsample:,} rows in "
         f"{settings.blocks} blocks and the Taylor proxy at the mode. Laplace: find_mode, and Newton steps with "

@@ -149,6 +149,7 @@ def measure_ridgewalk(kind: str, size: int, settings: Settings, folder: Path) ->
             mode,
             steps=settings.steps,
             batch_size=batch,
+            block_size=settings.block_size,
             chains=chains,
             progress=False,
             callback=note,
