@@ -48,7 +48,14 @@ from ridgewalk.sampling.loop import (
     take_chain,
 )
 from ridgewalk.sampling.parts import ChainPart, parallel_parts
-from ridgewalk.sampling.tuned_steps import WarmupState, arrival_sampler, noise_directions, phase_spec, settling_sampler
+from ridgewalk.sampling.tuned_steps import (
+    WarmupState,
+    arrival_sampler,
+    noise_directions,
+    phase_spec,
+    scale_noise,
+    settling_sampler,
+)
 from ridgewalk.sampling.warmup import Measured, WarmupPlan, begin_sampling, largest_preconditioned_curvature
 from ridgewalk.target import Posterior, on_host
 
@@ -304,8 +311,8 @@ class ChainGroup:
             return jnp.broadcast_to(jnp.asarray(value, tuned.step_size.dtype), tuned.step_size.shape)
 
         numbers = Measured(*(fill(np.array(values)) for values in zip(*measured, strict=True)))
-        tuned = tuned._replace(
-            step_size=fill(step_sizes), friction=fill(friction), noise_variance=fill(noise), measured=numbers
+        tuned = scale_noise(tuned, fill(noise))._replace(
+            step_size=fill(step_sizes), friction=fill(friction), measured=numbers
         )
         states = states._replace(tuning=tuned)
         self.carry = self.carry._replace(states=self.place(states) if self.spread else states)

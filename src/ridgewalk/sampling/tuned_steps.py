@@ -216,6 +216,20 @@ def noise_directions(sampler: Sampler, dimension: int, exact: bool) -> int:
     return 0 if alike else min(NOISE_DIRECTIONS, dimension // 2)
 
 
+def scale_noise(tuned: Tuned, variance: jax.Array) -> Tuned:
+    """What warm-up chose for the chains with this mean variance of the gradient noise, and each its own directions."""
+    directions = tuned.noise_directions
+    if directions is not None:
+        directions = _scaled(directions, tuned.noise_variance, variance)
+    return tuned._replace(noise_variance=variance, noise_directions=directions)
+
+
+@jax.jit
+def _scaled(directions: NoiseDirections, own: jax.Array, variance: jax.Array) -> NoiseDirections:
+    factor = jnp.where(own > 0, variance / jnp.where(own > 0, own, 1), 1)
+    return NoiseDirections(directions.vectors, directions.variances * factor[:, None], directions.others * factor)
+
+
 class WarmupState(NamedTuple):
     """The state of a chain's warm-up."""
 
