@@ -119,6 +119,11 @@ def is_constant(preconditioner: PreconditionerSpec) -> bool:
     return isinstance(rule, AdaptivePreconditioner | StaticPreconditioner)
 
 
+def subtracts_noise(dynamics: Dynamics) -> bool:
+    """Whether the injected noise is reduced by the measured noise of the gradient."""
+    return type(dynamics) is Langevin or (isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto")
+
+
 def phase_spec(sampler: Sampler, estimator: GradientEstimator, dimension: int, exact: bool) -> PhaseSpec:
     """The settings of the run after warm-up; those of its phases are derived from them.
 
@@ -134,7 +139,8 @@ def phase_spec(sampler: Sampler, estimator: GradientEstimator, dimension: int, e
     unadjusted = NOISY_ERROR
     if exact:
         unadjusted = SPLITTING_ERROR if isinstance(dynamics, BAOAB) else BIAS_ERROR
-    return PhaseSpec(False, False, exact, cached, adjusted, error if adjusted else unadjusted)
+    fraction = 0.5 if subtracts_noise(dynamics) else 0.2
+    return PhaseSpec(False, False, exact, cached, adjusted, error if adjusted else unadjusted, fraction)
 
 
 class NoiseStatistics(NamedTuple):

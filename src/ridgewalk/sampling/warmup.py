@@ -23,7 +23,7 @@ import numpy as np
 from ridgewalk._compilation import jit
 from ridgewalk._pytree import Layout, layout_of
 from ridgewalk._types import GradientAt, Mask, PyTree, Scalar, Vector
-from ridgewalk.dynamics import BAOAB, Dynamics, Hamiltonian, Langevin, NoseHoover
+from ridgewalk.dynamics import BAOAB, Dynamics, Hamiltonian, NoseHoover
 from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler, State, Tuned
 from ridgewalk.preconditioners.base import (
@@ -41,6 +41,7 @@ from ridgewalk.sampling.tuned_steps import (
     first_noise,
     is_momentum,
     settling_sampler,
+    subtracts_noise,
     unit_step,
 )
 
@@ -307,8 +308,7 @@ def choose(dynamics: Dynamics, spec: PhaseSpec, measured: Measured, steps: int, 
     kappa = curvature_scale(spec, measured)
     scale = max(measured.scale, 1 / kappa)
     noise = 0.0 if isinstance(dynamics, NoseHoover) else measured.largest_noise / dynamics.temperature
-    corrected = type(dynamics) is Langevin or (isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto")
-    remaining = REMAINING_NOISE if corrected else 1.0
+    remaining = REMAINING_NOISE if subtracts_noise(dynamics) else 1.0
     factor = (min(measured.dimension, JOINT_DIMENSION) + 1) / (steps * chains)
     tunable = isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto"
     longest = measured.root_step if spec.exact else 1 / kappa
