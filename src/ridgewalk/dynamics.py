@@ -36,9 +36,23 @@ LEAST_NOISE = 0.25
 """The least part of its noise that a step injects itself, however large the gradient's noise."""
 
 
-def remaining_noise(total: Scalar, of_gradient: Scalar) -> Scalar:
-    """The variance to inject where the noise of the gradient already contributes to that of the step."""
-    return jnp.maximum(total - of_gradient, LEAST_NOISE * total)
+def injected_noise(total: Scalar, factor: Scalar, context: StepContext) -> Vector:
+    """The noise of a step of variance `total`, less what the noise of the gradient contributes.
+
+    That is `factor` times the variance of the gradient's noise, where warm-up has measured it.
+    """
+    noise, directions = context.noise, context.noise_directions
+    if context.noise_variance is None:
+        return jnp.sqrt(total) * noise
+
+    def root(variance: Any) -> Any:
+        return jnp.sqrt(jnp.maximum(total - factor * variance, LEAST_NOISE * total))
+
+    if directions is None:
+        return root(context.noise_variance) * noise
+    others = root(directions.others)
+    along = (root(directions.variances) - others) * (noise @ directions.vectors)
+    return others * noise + directions.vectors @ along
 
 
 class Dynamics(ABC):
@@ -110,10 +124,7 @@ class Langevin(Dynamics):
     def move(self, state: Any, operator: Operator, context: StepContext) -> tuple[Any, Move]:
         """One Euler step."""
         covector = -context.step_size * context.gradient
-        variance = 2 * context.step_size * self.temperature
-        if context.noise_variance is not None:
-            variance = remaining_noise(variance, context.step_size**2 * context.noise_variance)
-        scaled = jnp.sqrt(variance) * context.noise
+        scaled = injected_noise(2 * context.step_size * self.temperature, context.step_size**2, context)
         displacement = operator.drift_plus_noise(covector, scaled)
 
         def temperature() -> Scalar:
@@ -217,21 +228,19 @@ class Hamiltonian(MomentumDynamics):
         """At rest."""
         return jnp.zeros_like(position)
 
-    def _friction_and_kick(self, context: StepContext) -> tuple[Scalar | float, Scalar | float]:
-        """α, and the standard deviation of the injected noise."""
+    def _friction_and_kick(self, context: StepContext) -> tuple[Scalar | float, Vector]:
+        """α, and the injected noise."""
         friction = self.friction_without_warmup
         if self.friction != "auto" or context.friction is None:
-            return friction, math.sqrt(2 * (friction * self.temperature - self.gradient_noise))
-        variance = 2 * context.friction * self.temperature
-        if context.noise_variance is not None:
-            variance = remaining_noise(variance, context.step_size * context.noise_variance)
-        return context.friction, jnp.sqrt(variance)
+            return friction, math.sqrt(2 * (friction * self.temperature - self.gradient_noise)) * context.noise
+        total = 2 * context.friction * self.temperature
+        return context.friction, injected_noise(total, context.step_size, context)
 
     def move(self, state: Vector, operator: Operator, context: StepContext) -> tuple[Vector, Move]:
         """One step of the momentum, then of the position."""
         friction, kick = self._friction_and_kick(context)
         push = -jnp.sqrt(context.step_size) * operator.factor_transpose(context.gradient)
-        momentum = (1 - friction) * state + push + kick * context.noise
+        momentum = (1 - friction) * state + push + kick
 
         def scaled() -> Vector:
             # Diagnostics compute it again: LLVM fuses multiplication and addition only where a product is used once.
@@ -267,7 +276,7 @@ class BAOAB(Hamiltonian):
         friction, kick = self._friction_and_kick(context)
         root = jnp.sqrt(context.step_size)
         pushed = state - root / (1 - friction / 2) * operator.factor_transpose(context.gradient)
-        momentum = (1 - friction) * pushed + kick * context.noise
+        momentum = (1 - friction) * pushed + kick
 
         def scaled() -> Vector:
             return root * (pushed + momentum) / 2

@@ -12,7 +12,13 @@ from ridgewalk._random import draw_noise
 from ridgewalk._types import GradientAt, Key, Mask, PyTree, Scalar, Vector
 from ridgewalk.dynamics import Dynamics, Move
 from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
-from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec, StepContext, Transition
+from ridgewalk.preconditioners.base import (
+    NoiseDirections,
+    Preconditioner,
+    PreconditionerSpec,
+    StepContext,
+    Transition,
+)
 from ridgewalk.pruning import Pruning
 from ridgewalk.target import Target
 
@@ -32,6 +38,8 @@ class Tuned(NamedTuple):
     """Steps that were undone because of their energy error, during warm-up and after it."""
     evaluation: tuple[Scalar, Vector] | None = None
     """Ũ and ∇Ũ at the position, where gradients are exact: they were needed for the energy error."""
+    noise_directions: NoiseDirections | None = None
+    """The gradient's noise by direction; None where gradients are exact, and where only its mean is measured."""
     measured: Any = None
     """What step size and friction were chosen from (`sampling.warmup.Measured`); None during warm-up."""
 
@@ -240,11 +248,12 @@ class _KernelFunctions(NamedTuple):
         start = state.position if self.flat else layout.ravel(state.position)
         mask, tuned = state.mask, state.tuning
         epsilon = jnp.asarray(step_size, start.dtype)
-        friction, noise_variance, hot_until, known = None, None, None, None
+        friction, noise_variance, directions, hot_until, known = None, None, None, None, None
         if tuned is not None:
             epsilon = (epsilon * tuned.step_size).astype(start.dtype)
             friction, noise_variance = tuned.friction.astype(start.dtype), tuned.noise_variance.astype(start.dtype)
             hot_until, known = tuned.hot_until, tuned.evaluation
+            directions = jax.tree.map(lambda x: x.astype(start.dtype), tuned.noise_directions)
         step = cast("Scalar", state.step + 1)  # it behaves as an integer array
         now = with_prior(estimator, state.prior)
 
@@ -266,7 +275,7 @@ class _KernelFunctions(NamedTuple):
         degrees = layout.size if pruning is None else pruning.kept(layout, cast("Scalar", state.step))
         noise = apply_mask(noise, mask)
         context = StepContext(
-            step, origin, gradient, gradient_at, noise, epsilon, degrees, mask, friction, noise_variance
+            step, origin, gradient, gradient_at, noise, epsilon, degrees, mask, friction, noise_variance, directions
         )
 
         used = preconditioner.prepare(state.preconditioner, context)

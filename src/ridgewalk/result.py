@@ -125,7 +125,8 @@ class Result:
             f"{float(found.scale):.3g} (slowest {float(found.slow_scale):.3g}); both are 1 if G is the covariance",
             "gradients are exact"
             if float(found.noise) == 0
-            else f"variance of the gradient noise {float(found.noise):.3g}; the injected noise is reduced accordingly",
+            else f"variance of the gradient noise {float(found.noise):.3g}, in the direction of most noise "
+            f"{float(found.largest_noise):.3g}; the injected noise is reduced accordingly",
             f"{undone:.1%} of the steps were rejected (by the Metropolis criterion, or because of a large energy "
             "error)",
         ]

@@ -1,6 +1,7 @@
-"""A run that a test kills: `python kill_child.py CASE FOLDER KILL`, where KILL is a number of disk events or 0.
+"""A run that a test kills: `python kill_child.py CASE FOLDER KILL`.
 
-With KILL > 0 the process kills itself in the middle of its KILL-th write, fsync or rename.
+With a number KILL > 0 the process kills itself in the middle of its KILL-th write, fsync or rename; with "step:K" when
+it has made step K, before that is saved; with "phase:K" between two phases of warm-up, the first of which ends at K.
 """
 
 import os
@@ -16,6 +17,7 @@ jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp  # noqa: E402
 
 import ridgewalk as rw  # noqa: E402
+from ridgewalk.sampling.runner import Runner  # noqa: E402
 
 SAMPLERS = {
     "sgld": rw.sgld(),
@@ -67,7 +69,7 @@ def run(case: str, folder: Path):
             "position": jnp.array([[5.0, -5.0, 2.0, 0.0, 1.0], [0.1, 3.0, -2.0, 9.0, 0.0]]),
         }
         tuned = {"step_size": "auto", "burn_in": 450, **position}
-        if name == "warmup":
+        if name == "warmup" and kind != "exact":
             target = rw.control_variates(target, jnp.zeros(5))
     else:
         tuned = {"step_size": 1e-3, "burn_in": 70, "position": jnp.zeros(5)}
@@ -104,14 +106,39 @@ def die_at(count: int) -> None:
     Path.write_bytes = write_bytes
 
 
+def die_at_step(number: int) -> None:
+    """Kill this process in the device call that makes step `number`."""
+    advance = Runner._advance
+
+    def dying(self, start, stop, *arguments):
+        advance(self, start, stop, *arguments)
+        if start < number <= stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Runner._advance = dying
+
+
+def die_between_phases(number: int) -> None:
+    """Kill this process when the phase of warm-up that ends at step `number` has ended and the next has begun."""
+    enter = Runner._enter_phase
+
+    def dying(self, start):
+        enter(self, start)
+        if start == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Runner._enter_phase = dying
+
+
 def save(result: rw.Result, path: Path) -> None:
     leaves = jax.tree.leaves((result.positions, result.final_states, result.info))
     np.savez(path, *[np.asarray(leaf) for leaf in leaves])
 
 
 if __name__ == "__main__":
-    case, folder, kill = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    if kill:
-        die_at(kill)
+    case, folder = sys.argv[1], Path(sys.argv[2])
+    kind, _, count = sys.argv[3].rpartition(":")
+    if int(count):
+        {"": die_at, "step": die_at_step, "phase": die_between_phases}[kind](int(count))
     print("ready", flush=True)
     save(run(case, folder), folder / "result.npz")

@@ -13,6 +13,8 @@ import pytest
 CHILD = Path(__file__).with_name("kill_child.py")
 CASES = [f"{name}-{kind}" for name in ("sgld", "dense", "low_rank", "spike") for kind in ("memory", "memmap")]
 CASES += ["warmup-memory", "warmup-memmap", "auto-exact"]
+ARRIVED, SETTLED, WARM = 112, 270, 450
+"""The steps after which the phases of the warm-up of kill_child.py end; it saves every 100 steps."""
 
 
 def start(case, folder, kill, cache):
@@ -74,3 +76,19 @@ def test_a_killed_run_ends_like_an_untouched_one(tmp_path):
 @pytest.mark.parametrize("case", [*CASES, "sgld-grain"])
 def test_twenty_kills(tmp_path, case):
     check(case, 20, tmp_path, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["warmup-memory", "warmup-exact", "auto-memory", "auto-exact"])
+def test_killed_in_every_phase_of_warmup(tmp_path, case):
+    """Before and after a checkpoint of each phase, and between phases: one run with ten lives."""
+    cache, killed, whole = tmp_path / "cache", tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir(), whole.mkdir()
+    expected = finish(case, whole, cache)
+    moments = ["step:50", "step:105", f"phase:{ARRIVED}", "step:150", "step:230", f"phase:{SETTLED}", "step:290"]
+    for kill in (*moments, "step:350", f"phase:{WARM}", "step:460"):
+        child = start(case, killed, kill, cache)
+        child.communicate(timeout=300)
+        assert child.returncode == -signal.SIGKILL, kill
+    for one, other in zip(finish(case, killed, cache), expected, strict=True):
+        np.testing.assert_array_equal(one, other)

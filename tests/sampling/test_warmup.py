@@ -14,8 +14,9 @@ from tests.targets import linear_regression
 import ridgewalk as rw
 from ridgewalk._compilation import quick_compilation
 from ridgewalk.kernel import Tuned
+from ridgewalk.preconditioners.base import NoiseDirections
 from ridgewalk.sampling import loop, runner
-from ridgewalk.sampling.tuned_steps import PhaseSpec, phase_spec, unit_step
+from ridgewalk.sampling.tuned_steps import PhaseSpec, first_noise, phase_spec, unit_step
 from ridgewalk.sampling.warmup import Measured, WarmupPlan, at_fixed_point, choose
 
 REGRESSION = linear_regression()
@@ -300,7 +301,8 @@ def test_bad_settings(options, message):
 
 def measured(**changes):
     values = {"scale": 1.0, "slow_scale": 1.0, "noise": 0.0, "curvature": 1.0, "dimension": 10.0} | changes
-    return Measured(root_step=values.pop("root_step", unit_step(5e-4)), **values)
+    largest = values.pop("largest_noise", values["noise"])
+    return Measured(root_step=values.pop("root_step", unit_step(5e-4)), largest_noise=largest, **values)
 
 
 def test_more_steps_and_more_noise_give_smaller_steps():
@@ -311,6 +313,16 @@ def test_more_steps_and_more_noise_give_smaller_steps():
     noisy = [choose(dynamics, spec, measured(noise=noise), 10**4, 1) for noise in (0.0, 10.0, 1_000.0)]
     assert noisy[0].step_size > noisy[1].step_size > noisy[2].step_size
     assert noisy[2].step_size * 1_000 / 2 <= 0.5  # the noise of a step is larger than that of its gradient
+
+
+def test_the_direction_of_most_noise_decides():
+    """A model with much noise in one of its 80 directions has steps as if it were as much in all."""
+    spec, dynamics = PhaseSpec(exact=False), rw.Langevin()
+    one, all_of_them = (
+        choose(dynamics, spec, measured(noise=noise, largest_noise=10.0, dimension=80), 10**4, 1)
+        for noise in (0.4, 10.0)
+    )
+    assert one == all_of_them
 
 
 def test_the_bias_of_the_choice_is_that_of_euler():
@@ -374,3 +386,49 @@ def test_the_noise_of_the_gradient_is_not_injected_again(dynamics, variance):
     context = rw.StepContext(jnp.asarray(1), nothing, nothing, lambda x: x, noise, size, 2, None, friction, measured)
     move = dynamics.move(dynamics.init(nothing), rw.Identity().init(nothing, lambda x: x), context)[1]
     np.testing.assert_allclose(move.displacement, variance**0.5 * noise, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "variances"),
+    [(rw.Langevin(), 2 * 0.1 - 0.1**2 * np.array([6.0, 1.0, 1.0])), (rw.Hamiltonian("auto"), None)],
+)
+def test_the_noise_of_the_gradient_in_one_direction(dynamics, variances):
+    """V = 6 along (1, 1, 0)/√2 and 1 elsewhere: the injected noise has the covariance that is missing."""
+    if variances is None:
+        variances = 0.1 * (2 * 0.4 - 0.1 * np.array([6.0, 1.0, 1.0]))
+    turn = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [0.0, 0.0, 2**0.5]]) / 2**0.5
+    nothing = jnp.zeros(3)
+    size, friction, mean = (jnp.asarray(x) for x in (0.1, 0.4, 8 / 3))
+    directions = NoiseDirections(jnp.asarray(turn[:1].T), jnp.array([6.0]), jnp.asarray(1.0))
+    operator = rw.Identity().init(nothing, lambda x: x)
+
+    def displacement(noise):
+        arguments = nothing, nothing, lambda x: x, noise, size, 3, None, friction, mean, directions
+        return dynamics.move(dynamics.init(nothing), operator, rw.StepContext(jnp.asarray(1), *arguments))[1][0]
+
+    root = np.stack([displacement(unit) for unit in jnp.eye(3)])
+    np.testing.assert_allclose(root @ root.T, turn.T @ np.diag(variances) @ turn, atol=1e-7)
+
+
+def test_directions_of_most_noise_are_found():
+    """Noise of variance 20 in one direction and 0.5 in 39 others; then the same in all of them."""
+    rng = np.random.default_rng(0)
+    hidden = np.linalg.qr(rng.normal(size=(40, 1)))[0][:, 0]
+
+    @jax.jit
+    def after(windows):
+        def window(found, samples):
+            found, _ = jax.lax.scan(lambda now, noise: (now.add(noise, 0.0), None), found, samples)
+            return found.next_window()
+
+        found, vectors = jax.lax.scan(window, first_noise(40, 8, windows.dtype), windows)
+        return found.recent, found.largest, vectors[-1]
+
+    samples = np.sqrt(0.5) * rng.normal(size=(3, 80, 40))
+    mean, largest, vectors = after(jnp.asarray(samples + 19.5**0.5 * rng.normal(size=(3, 80, 1)) * hidden))
+    np.testing.assert_allclose(largest, 20, rtol=0.35)
+    np.testing.assert_allclose(mean, (20 + 39 * 0.5) / 40, rtol=0.2)
+    assert np.abs(np.asarray(vectors).T @ hidden).max() > 0.95
+    mean, largest, _ = after(jnp.asarray(samples))
+    np.testing.assert_allclose(largest, mean)
+    np.testing.assert_allclose(mean, 0.5, rtol=0.05)

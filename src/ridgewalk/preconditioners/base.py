@@ -62,6 +62,17 @@ class FactorMethods:
         return self.root @ (covector @ self.root + noise)
 
 
+class NoiseDirections(NamedTuple):
+    """The covariance of the gradient's noise in whitened coordinates: a few directions, and all others alike."""
+
+    vectors: jax.Array
+    """Orthonormal columns (d, R)."""
+    variances: Vector
+    """Along each of them (R,)."""
+    others: Scalar
+    """The variance in every other direction."""
+
+
 class StepContext(NamedTuple):
     """What a step is computed from; dynamics and preconditioners get it before the step is made."""
 
@@ -86,6 +97,8 @@ class StepContext(NamedTuple):
     noise_variance: Scalar | None = None
     """The variance of the gradient's noise in whitened coordinates that warm-up measured: it is part of the noise of
     the step, and dynamics inject that much less."""
+    noise_directions: NoiseDirections | None = None
+    """Where it is not the same in all directions: in place of `noise_variance`, which is then its mean."""
 
 
 class Transition(NamedTuple):
@@ -159,11 +172,12 @@ class Preconditioner(PreconditionerSpec):
     def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
         """The operator after a step."""
 
-    def limit(self, operator: Any, gradient: Vector, variance: Scalar) -> Any:
+    def limit(self, operator: Any, gradient: Vector, variance: Scalar, largest: Scalar) -> Any:
         """The operator with G reduced where it is too large for the gradient; by default unchanged.
 
         In the stationary distribution the entries of Sᵀg have a variance of about 1, plus that of the gradient noise,
-        together `variance`. Where the potential is linear, curvature is zero and curvature pairs set no bound on G.
+        together `variance` on average and `largest` in the direction of most noise. Where the potential is linear,
+        curvature is zero and curvature pairs set no bound on G.
         """
         return operator
 

@@ -103,7 +103,7 @@ class Dense(PairSettings):
         root = every(self.memory, pairs, self._average, operator.root, window)
         return DenseOperator(root, steps, changes), UpdateInfo(powell_damping(aa, ab, self.damping), ~good)
 
-    def limit(self, operator: DenseOperator, gradient: Vector, variance: Scalar) -> DenseOperator:
+    def limit(self, operator: DenseOperator, gradient: Vector, variance: Scalar, largest: Scalar) -> DenseOperator:
         """G halved along G g if |Sᵀg|² is above what a Gaussian distribution has with probability 10⁻⁹."""
         whitened = operator.factor_transpose(gradient)
         size, d = whitened @ whitened, whitened.shape[0]
@@ -114,7 +114,7 @@ class Dense(PairSettings):
             nothing = jnp.zeros_like(operator.steps)  # pairs are stored in the former coordinates
             return DenseOperator(root, nothing, nothing)
 
-        return when(size > (d + 9 * (2 * d) ** 0.5 + 20) * variance, halve, operator, whitened)
+        return when(size > d * variance + (9 * (2 * d) ** 0.5 + 20) * largest, halve, operator, whitened)
 
     def prune(self, operator: DenseOperator, mask: Vector, position: Vector, gradient_at: GradientAt) -> DenseOperator:
         """G⁻¹ restricted; stored pairs are dropped, because pruned parameters moved in them."""

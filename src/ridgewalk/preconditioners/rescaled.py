@@ -124,9 +124,11 @@ class Rescaled(Preconditioner):
         inner, info = self.inner.update(operator.inner, inner_transition)
         return operator._replace(inner=inner), info
 
-    def limit(self, operator: RescaledOperator, gradient: Vector, variance: Scalar) -> RescaledOperator:
+    def limit(
+        self, operator: RescaledOperator, gradient: Vector, variance: Scalar, largest: Scalar
+    ) -> RescaledOperator:
         """As the inner preconditioner."""
-        return operator._replace(inner=self.inner.limit(operator.inner, operator.scale * gradient, variance))
+        return operator._replace(inner=self.inner.limit(operator.inner, operator.scale * gradient, variance, largest))
 
     def prune(
         self, operator: RescaledOperator, mask: Vector, position: Vector, gradient_at: GradientAt

@@ -47,7 +47,14 @@ from ridgewalk.sampling.loop import (
     take_chain,
 )
 from ridgewalk.sampling.parts import ChainPart, parallel_parts
-from ridgewalk.sampling.tuned_steps import WarmupState, arrival_sampler, phase_spec, settling_sampler
+from ridgewalk.sampling.tuned_steps import (
+    WarmupState,
+    arrival_sampler,
+    noise_directions,
+    phase_spec,
+    scale_noise,
+    settling_sampler,
+)
 from ridgewalk.sampling.warmup import Measured, WarmupPlan, begin_sampling, largest_preconditioned_curvature
 from ridgewalk.target import Posterior, on_host
 
@@ -187,7 +194,10 @@ class ChainGroup:
                 phase_spec(each, estimator, self.dimension, spec.indexer.full)
                 for each in (sampler, settling_sampler(sampler))
             )
-            states = arriving_chains(first, estimator, states, hot_until, cached=self.phase.cached)
+            directions = noise_directions(sampler, self.dimension, spec.indexer.full)
+            states = arriving_chains(
+                first, estimator, states, hot_until, cached=self.phase.cached, directions=directions
+            )
         draws = spec.recorder.empty(states.position, info, buffer_draws)
         temperature = sampler.dynamics.temperature
         carry = LoopCarry(states, draws, DivergenceMonitor.init(potentials, self.dimension, temperature), None)
@@ -279,14 +289,14 @@ class ChainGroup:
         """What the warm-up of each chain measured."""
         warm: WarmupState = self.carry.states.tuning
         states = [] if self.data is None else self.chain_states()
-        found = []
+        largest, found = warm.noise.largest, []
         for chain in range(self.chains):
             state = _take_chain(self.carry.states, chain) if self.data is None else self.place(states[chain])
             curvature = largest_preconditioned_curvature(self.estimator, state)
             h = jnp.exp(warm.last_log_step[chain])
             h = h * (self.phase.energy_error / self.settling.energy_error) ** (1 / 6)
             scales = warm.scale[chain], warm.slow_scale[chain]
-            numbers = (h, *scales, warm.noise[chain], curvature, self.dimension)
+            numbers = (h, *scales, warm.noise.recent[chain], largest[chain], curvature, self.dimension)
             found.append(Measured(*map(float, numbers)))
         return found
 
@@ -300,8 +310,8 @@ class ChainGroup:
             return jnp.broadcast_to(jnp.asarray(value, tuned.step_size.dtype), tuned.step_size.shape)
 
         numbers = Measured(*(fill(np.array(values)) for values in zip(*measured, strict=True)))
-        tuned = tuned._replace(
-            step_size=fill(step_sizes), friction=fill(friction), noise_variance=fill(noise), measured=numbers
+        tuned = scale_noise(tuned, fill(noise))._replace(
+            step_size=fill(step_sizes), friction=fill(friction), measured=numbers
         )
         states = states._replace(tuning=tuned)
         self.carry = self.carry._replace(states=self.place(states) if self.spread else states)

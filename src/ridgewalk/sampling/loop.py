@@ -297,9 +297,9 @@ def sharded_data(estimator: GradientEstimator) -> Sharded | None:
     return data if isinstance(data, Sharded) else None
 
 
-@partial(jit, static_argnames=("cached",))
+@partial(jit, static_argnames=("cached", "directions"))
 def arriving_chains(
-    sampler: Sampler, estimator: GradientEstimator, states: State, hot_until: Scalar, *, cached: bool
+    sampler: Sampler, estimator: GradientEstimator, states: State, hot_until: Scalar, *, cached: bool, directions: int
 ) -> State:
     """The states before warm-up, from those of `init_chains`."""
 
@@ -308,7 +308,7 @@ def arriving_chains(
         data = data.arrays if isinstance(data, Sharded) else data
 
         def one(state: State) -> State:
-            return begin_arrival(sampler, estimator, data, state, hot_until, cached)
+            return begin_arrival(sampler, estimator, data, state, hot_until, cached, directions)
 
         return jax.vmap(one, in_axes=(CHAIN_AXES,), out_axes=CHAIN_AXES)(states)
 

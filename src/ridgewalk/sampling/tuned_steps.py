@@ -22,8 +22,10 @@ from ridgewalk.dynamics import BAOAB, DelayedLangevin, Dynamics, Hamiltonian, La
 from ridgewalk.gradients import GradientEstimator, Minibatch, with_prior
 from ridgewalk.kernel import Info, Kernel, Sampler, State, StepTrace, Tuned
 from ridgewalk.preconditioners.base import (
+    DENSE_UP_TO,
     AdaptivePreconditioner,
     ByDimension,
+    NoiseDirections,
     Preconditioner,
     PreconditionerSpec,
     StaticPreconditioner,
@@ -43,6 +45,10 @@ MOST_ABOVE = 10.0
 
 NOISE_EVERY = 5
 """Steps between estimates of the gradient noise."""
+
+NOISE_DIRECTIONS = 8
+"""The number of directions in which the variance of the gradient noise is measured: a hierarchical model has much more
+noise in its few hyper-parameters than on average."""
 
 FRICTION = 0.8
 """Times h over the standard deviation of the slowest whitened coordinates: at 1 their variances mix fastest."""
@@ -113,6 +119,11 @@ def is_constant(preconditioner: PreconditionerSpec) -> bool:
     return isinstance(rule, AdaptivePreconditioner | StaticPreconditioner)
 
 
+def subtracts_noise(dynamics: Dynamics) -> bool:
+    """Whether the injected noise is reduced by the measured noise of the gradient."""
+    return type(dynamics) is Langevin or (isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto")
+
+
 def phase_spec(sampler: Sampler, estimator: GradientEstimator, dimension: int, exact: bool) -> PhaseSpec:
     """The settings of the run after warm-up; those of its phases are derived from them.
 
@@ -128,11 +139,101 @@ def phase_spec(sampler: Sampler, estimator: GradientEstimator, dimension: int, e
     unadjusted = NOISY_ERROR
     if exact:
         unadjusted = SPLITTING_ERROR if isinstance(dynamics, BAOAB) else BIAS_ERROR
-    return PhaseSpec(False, False, exact, cached, adjusted, error if adjusted else unadjusted)
+    fraction = 0.5 if subtracts_noise(dynamics) else 0.2
+    return PhaseSpec(False, False, exact, cached, adjusted, error if adjusted else unadjusted, fraction)
 
 
-NoiseStatistics = tuple[Scalar, tuple[Scalar, Scalar]]
-"""A recent mean, and sum and number of the values of a window."""
+class NoiseStatistics(NamedTuple):
+    """The gradient noise in whitened coordinates, in the current window of warm-up."""
+
+    recent: Scalar
+    """Recent mean of its variance, over all directions; 0 for exact gradients."""
+    total: Scalar
+    number: Scalar
+    """Sum and number of the variances measured in the window."""
+    vectors: jax.Array | None
+    """Orthonormal directions (d, R) along which it is measured: about those of largest variance. None: only the mean
+    is measured."""
+    along: Vector | None
+    """Sum of the variances along each of them."""
+    sketch: jax.Array | None
+    """The sum of n nᵀ times these directions, n the noise: the next ones, by a power iteration."""
+    spread: Vector | None
+    """Variances along the directions of the former window, which are those of `Tuned.noise_directions`, relative to
+    the mean."""
+
+    @property
+    def largest(self) -> Scalar:
+        """The largest variance of a direction."""
+        return self.recent if self.spread is None else self.recent * jnp.max(self.spread, axis=-1, initial=1.0)
+
+    def add(self, noise: Vector, expected: float) -> "NoiseStatistics":
+        """With one estimate of the noise; `expected` of each of its squares is not noise."""
+        variance = jnp.maximum(noise @ noise / noise.shape[0] - expected, 0)
+        usable = jnp.isfinite(variance)
+        variance = jnp.where(usable, variance, self.recent).astype(self.recent.dtype)
+        found = self._replace(
+            recent=0.9 * self.recent + 0.1 * variance, total=self.total + variance, number=self.number + 1
+        )
+        if self.vectors is None:
+            return found
+        noise = jnp.where(usable, noise, 0).astype(self.vectors.dtype)
+        along = noise @ self.vectors
+        return found._replace(along=found.along + along**2 - expected, sketch=found.sketch + jnp.outer(noise, along))
+
+    def next_window(self) -> tuple["NoiseStatistics", jax.Array | None]:
+        """The statistics of the next window, and the directions of this one.
+
+        A variance that is larger than the mean by less than its own error, as when all are alike, counts as the mean.
+        """
+        zero, number = jnp.zeros_like(self.total), jnp.maximum(self.number, 1)
+        measured = self.number > 0
+        recent = jnp.where(measured, self.total / number, self.recent)
+        found = self._replace(recent=recent, total=zero, number=zero)
+        if self.vectors is None:
+            return found, None
+        spread = self.along / number / jnp.maximum(recent, jnp.finfo(recent.dtype).tiny)
+        significant = measured & (spread > 1 + 3 * jnp.sqrt(2 / number))
+        basis = jnp.linalg.qr(self.sketch)[0]
+        usable = measured & jnp.all(jnp.isfinite(basis))
+        found = found._replace(
+            vectors=jnp.where(usable, basis, self.vectors),
+            along=jnp.zeros_like(self.along),
+            sketch=jnp.zeros_like(self.sketch),
+            spread=jnp.where(significant, spread, 1),
+        )
+        return found, self.vectors
+
+
+def first_noise(dimension: int, directions: int, dtype: Any) -> NoiseStatistics:
+    """Before any measurement, along random directions."""
+    zero = jnp.zeros((), dtype)
+    if not directions:
+        return NoiseStatistics(zero, zero, zero, None, None, None, None)
+    nothing = jnp.zeros(directions, dtype)
+    random = jax.random.normal(jax.random.key(0), (dimension, directions), dtype)
+    vectors = jnp.linalg.qr(random)[0]
+    return NoiseStatistics(zero, zero, zero, vectors, nothing, jnp.zeros_like(vectors), nothing + 1)
+
+
+def noise_directions(sampler: Sampler, dimension: int, exact: bool) -> int:
+    """In how many directions the gradient noise is measured: in none if memory counts, or if parameters are pruned."""
+    alike = exact or sampler.pruning is not None or current_placement() is not None or dimension > DENSE_UP_TO
+    return 0 if alike else min(NOISE_DIRECTIONS, dimension // 2)
+
+
+def scale_noise(tuned: Tuned, variance: jax.Array) -> Tuned:
+    """What warm-up chose for the chains with this mean variance of the gradient noise, and each its own directions."""
+    directions = tuned.noise_directions
+    if directions is not None:
+        directions = _scaled(directions, tuned.noise_variance, variance)
+    return tuned._replace(noise_variance=variance, noise_directions=directions)
+
+
+@jax.jit
+def _scaled(directions: NoiseDirections, own: jax.Array, variance: jax.Array) -> NoiseDirections:
+    factor = jnp.where(own > 0, variance / jnp.where(own > 0, own, 1), 1)
+    return NoiseDirections(directions.vectors, directions.variances * factor[:, None], directions.others * factor)
 
 
 class WarmupState(NamedTuple):
@@ -146,10 +247,7 @@ class WarmupState(NamedTuple):
     weight: Scalar
     failures: Scalar
     """Steps undone in a row."""
-    noise: Scalar
-    """Recent mean variance of the gradient noise in whitened coordinates; 0 for exact gradients."""
-    window_noise: tuple[Scalar, Scalar]
-    """Sum and number of the variances measured in the window."""
+    noise: NoiseStatistics
     diagonal: Vector
     """The diagonal of G at the end of the first phase."""
     travelled: Vector
@@ -254,8 +352,9 @@ class TunedStepper:
         warm = self._record(warm, kept.position, jnp.where(accepted, trace.whitened_step(), 0))
         warm = when(jnp.any(state.step.low + 1 == window_ends), self._end_window, warm, ())
         if not spec.arriving:
-            variance = (1 + warm.noise) * self.sampler.dynamics.temperature
-            limited = self.preconditioner.limit(kept.preconditioner, trace.estimate, variance)
+            temperature = self.sampler.dynamics.temperature
+            variances = ((1 + noise) * temperature for noise in (warm.noise.recent, warm.noise.largest))
+            limited = self.preconditioner.limit(kept.preconditioner, trace.estimate, *variances)
             kept = kept._replace(preconditioner=limited)
         kept = when(warm.failures >= MOST_FAILURES, self._start_again, kept, (warm.diagonal, batch))
         warm = warm._replace(failures=warm.failures % MOST_FAILURES)
@@ -323,20 +422,12 @@ class TunedStepper:
         def measure(found: NoiseStatistics, arrays: tuple[Vector, PyTree]) -> NoiseStatistics:
             position, batch = arrays
             if rows < 2:
-                whitened = trace.operator.factor_transpose(self._estimate(trace, position, batch))
-                variance = jnp.maximum(whitened @ whitened / self.layout.size - 1, 0)
-            else:
-                first, second = (self._estimate(trace, position, part) for part in halves(data, batch))
-                whitened = trace.operator.factor_transpose(first - second) / 2
-                variance = whitened @ whitened / self.layout.size
-            recent, (total, number) = found
-            usable = jnp.isfinite(variance)
-            variance = jnp.where(usable, variance, recent).astype(recent.dtype)
-            return 0.9 * recent + 0.1 * variance, (total + variance, number + 1)
+                return found.add(trace.operator.factor_transpose(self._estimate(trace, position, batch)), 1.0)
+            first, second = (self._estimate(trace, position, part) for part in halves(data, batch))
+            return found.add(trace.operator.factor_transpose(first - second) / 2, 0.0)
 
-        statistics = warm.noise, warm.window_noise
-        noise, window = when(state.step % NOISE_EVERY == 0, measure, statistics, (trace.before.position, batch))
-        return warm._replace(noise=noise, window_noise=window)
+        noise = when(state.step % NOISE_EVERY == 0, measure, warm.noise, (trace.before.position, batch))
+        return warm._replace(noise=noise)
 
     def _estimate(self, trace: StepTrace, position: Vector, batch: PyTree) -> Vector:
         gradient, correction = trace.evaluate(position, batch)[1], trace.correction_on(batch)
@@ -365,11 +456,13 @@ class TunedStepper:
 
         nothing = jnp.zeros_like(warm.squares)
         count = jnp.zeros_like(warm.window_steps)
-        total, number = warm.window_noise
-        measured = jnp.where(number > 0, total / jnp.maximum(number, 1), warm.noise)
+        noise, vectors = warm.noise.next_window()
+        tuned, directions = warm.tuned, warm.tuned.noise_directions
+        if directions is not None:
+            tuned = tuned._replace(noise_directions=directions._replace(vectors=vectors))
         return warm._replace(
-            noise=measured,
-            window_noise=(jnp.zeros_like(total), jnp.zeros_like(number)),
+            tuned=tuned,
+            noise=noise,
             scale=root(jnp.mean(variances)),
             slow_scale=root(mean_of_largest(variances)),
             last_centre=warm.centre,
@@ -401,19 +494,26 @@ class TunedStepper:
         spec, dynamics = self.spec, self.sampler.dynamics
         h = warm.root_step
         temperature = dynamics.temperature
-        fraction = spec.noise_fraction + 0.1 * jnp.maximum(size / temperature - warm.noise, 0)
+        noise, largest = warm.noise.recent.astype(h.dtype), warm.noise.largest.astype(h.dtype)
+        fraction = spec.noise_fraction + 0.1 * jnp.maximum(size / temperature - noise, 0)
         if not spec.exact and not isinstance(dynamics, NoseHoover):
             # Excess temperature: h² V / (2 α) with momentum, ε V / 2 = h² V / 4 without.
             most = (2 if is_momentum(dynamics) else 4) * fraction * temperature
-            h = jnp.minimum(h, jnp.sqrt(most / jnp.maximum(warm.noise, 1e-20)))
+            h = jnp.minimum(h, jnp.sqrt(most / jnp.maximum(largest, 1e-20)))
         friction = jnp.clip(h, 0.2, 1.0)
         if not spec.arriving:
             friction = jnp.clip(FRICTION * h / warm.slow_scale, spec.least_friction, 1.0)
         if not spec.exact:
-            least = h**2 * warm.noise / (2 * fraction * temperature)
+            least = h**2 * largest / (2 * fraction * temperature)
             friction = jnp.clip(jnp.maximum(friction, least), 0, 1)
-        noise = jnp.zeros_like(h) if spec.arriving else warm.noise.astype(h.dtype)
+        noise = jnp.zeros_like(h) if spec.arriving else noise
         tuned = warm.tuned._replace(friction=friction.astype(h.dtype), noise_variance=noise)
+        directions, spread = tuned.noise_directions, warm.noise.spread
+        if directions is not None and spread is not None:
+            left = self.layout.size - spread.shape[0]
+            others = noise * jnp.maximum(self.layout.size - jnp.sum(spread), 0) / left
+            directions = NoiseDirections(directions.vectors, noise * spread, others)
+            tuned = tuned._replace(noise_directions=directions)
         step_size = h**2 * (1 - friction_of(dynamics, tuned) / 2)
         return warm._replace(tuned=tuned._replace(step_size=step_size.astype(h.dtype)))
 

@@ -23,17 +23,25 @@ import numpy as np
 from ridgewalk._compilation import jit
 from ridgewalk._pytree import Layout, layout_of
 from ridgewalk._types import GradientAt, Mask, PyTree, Scalar, Vector
-from ridgewalk.dynamics import BAOAB, Dynamics, Hamiltonian, Langevin, NoseHoover
+from ridgewalk.dynamics import BAOAB, Dynamics, Hamiltonian, NoseHoover
 from ridgewalk.gradients import GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler, State, Tuned
-from ridgewalk.preconditioners.base import Operator, largest_eigenvalue, random_direction, whitened_hessian_product
+from ridgewalk.preconditioners.base import (
+    NoiseDirections,
+    Operator,
+    largest_eigenvalue,
+    random_direction,
+    whitened_hessian_product,
+)
 from ridgewalk.preconditioners.diagonal import Diagonal
 from ridgewalk.sampling.tuned_steps import (
     FRICTION,
     PhaseSpec,
     WarmupState,
+    first_noise,
     is_momentum,
     settling_sampler,
+    subtracts_noise,
     unit_step,
 )
 
@@ -104,20 +112,26 @@ def _potential_on_subsample(estimator: GradientEstimator, prior: Any, layout: La
 
 
 def _first_state(
-    position: Vector, diagonal: Vector, hot_until: Scalar, root_step: Scalar, evaluation: tuple[Scalar, Vector] | None
+    position: Vector,
+    diagonal: Vector,
+    hot_until: Scalar,
+    root_step: Scalar,
+    evaluation: tuple[Scalar, Vector] | None,
+    directions: int,
 ) -> WarmupState:
     dtype = jnp.promote_types(position.dtype, jnp.float32)
     zero, nothing, count = jnp.zeros((), dtype), jnp.zeros_like(position), jnp.zeros((), jnp.int32)
     h = root_step.astype(dtype)
-    tuned = Tuned(h**2 / 2, jnp.ones((), dtype), zero, hot_until, count, evaluation)
+    noise = first_noise(position.shape[0], directions, dtype)
+    along = None if noise.vectors is None else NoiseDirections(noise.vectors, jnp.zeros(directions, dtype), zero)
+    tuned = Tuned(h**2 / 2, jnp.ones((), dtype), zero, hot_until, count, evaluation, along)
     return WarmupState(
         tuned=tuned,
         root_step=h,
         excess=zero,
         weight=zero,
         failures=count,
-        noise=zero,
-        window_noise=(zero, zero),
+        noise=noise,
         diagonal=diagonal,
         travelled=nothing,
         window_steps=count,
@@ -133,11 +147,17 @@ def _first_state(
 
 
 def begin_arrival(
-    sampler: Sampler, estimator: GradientEstimator, data: PyTree, state: State, hot_until: Scalar, cached: bool
+    sampler: Sampler,
+    estimator: GradientEstimator,
+    data: PyTree,
+    state: State,
+    hot_until: Scalar,
+    cached: bool,
+    directions: int,
 ) -> State:
     """The state before the first step of warm-up, from that of a kernel for the sampler of the first phase.
 
-    `data` is the batch of every step where gradients are exact.
+    `data` is the batch of every step where gradients are exact; `directions` is that of `noise_directions`.
     """
     layout = layout_of(state.position)
     flat = layout.ravel(state.position)
@@ -147,7 +167,7 @@ def begin_arrival(
     if cached:
         value, gradient = jax.value_and_grad(estimator.target.potential)(state.position, data)
         evaluation = value, layout.ravel(gradient)
-    warm = _first_state(flat, operator.diagonal, hot_until, jnp.asarray(FIRST_STEP), evaluation)
+    warm = _first_state(flat, operator.diagonal, hot_until, jnp.asarray(FIRST_STEP), evaluation, directions)
     return state._replace(preconditioner=operator, tuning=warm)
 
 
@@ -166,7 +186,8 @@ def begin_settling(sampler: Sampler, estimator: GradientEstimator, state: State,
         operator = preconditioner.prune(operator, state.mask, flat, gradient_at)
     curvature = _largest_curvature(operator, gradient_at, flat, state.mask)
     root_step = 0.5 * jnp.minimum(unit_step(energy_error), 1 / jnp.sqrt(jnp.maximum(curvature, 1e-12)))
-    warm = _first_state(flat, diagonal, arrived.hot_until, root_step, arrived.evaluation)
+    directions = 0 if arrived.noise_directions is None else arrived.noise_directions.vectors.shape[1]
+    warm = _first_state(flat, diagonal, arrived.hot_until, root_step, arrived.evaluation, directions)
     warm = warm._replace(tuned=warm.tuned._replace(undone=arrived.undone))
     return state._replace(dynamics=sampler.dynamics.init(flat), preconditioner=operator, tuning=warm)
 
@@ -189,8 +210,14 @@ def begin_refining(sampler: Sampler, estimator: GradientEstimator, state: State)
     curvature = _largest_curvature(operator, gradient_at, flat, state.mask)
     h = (0.5 / jnp.sqrt(jnp.maximum(curvature, 1e-12))).astype(warm.root_step.dtype)
     zero = jnp.zeros_like(warm.excess)
+    noise = warm.noise._replace(spread=None if warm.noise.spread is None else jnp.ones_like(warm.noise.spread))
     changed = warm._replace(
-        root_step=h, excess=zero, weight=zero, tuned=warm.tuned._replace(step_size=h**2 / 2), slow_scale=zero + 1
+        noise=noise,
+        root_step=h,
+        excess=zero,
+        weight=zero,
+        tuned=warm.tuned._replace(step_size=h**2 / 2),
+        slow_scale=zero + 1,
     )
     return state._replace(preconditioner=operator, dynamics=sampler.dynamics.init(flat), tuning=changed)
 
@@ -229,7 +256,9 @@ class Measured(NamedTuple):
     slow_scale: Any
     """The same over the hundredth of the coordinates that varied most."""
     noise: Any
-    """Variance of the gradient noise in whitened coordinates."""
+    """Mean variance of the gradient noise in whitened coordinates."""
+    largest_noise: Any
+    """The same in the direction of most noise."""
     curvature: Any
     """λ_max(G H)."""
     dimension: Any
@@ -262,6 +291,7 @@ def at_fixed_point(spec: PhaseSpec, measured: Measured) -> Measured:
         scale=max(measured.scale * kappa, 1.0),
         slow_scale=max(measured.slow_scale * kappa, 1.0),
         noise=measured.noise / kappa**2,
+        largest_noise=measured.largest_noise / kappa**2,
         curvature=max(measured.curvature / kappa**2, 1.0),
         dimension=measured.dimension,
     )
@@ -270,16 +300,15 @@ def at_fixed_point(spec: PhaseSpec, measured: Measured) -> Measured:
 def choose(dynamics: Dynamics, spec: PhaseSpec, measured: Measured, steps: int, chains: int) -> Choice:
     """The ε and friction of least predicted error: bias² + Monte Carlo variance of the log covariance.
 
-    With curvature scale κ, standard deviation σ and gradient noise V in whitened coordinates, log variances have the
-    bias κ² h²/4 + ε V / (2 α T), and their autocorrelation time is α σ²/ε + 1/α with momentum; κ² ε/2 + ε V / (2 T)
-    and σ²/ε without. The Monte Carlo error of the covariance of m parameters is
+    With curvature scale κ, standard deviation σ and largest gradient noise V in whitened coordinates, log variances
+    have the bias κ² h²/4 + ε V / (2 α T), and their autocorrelation time is α σ²/ε + 1/α with momentum;
+    κ² ε/2 + ε V / (2 T) and σ²/ε without. The Monte Carlo error of the covariance of m parameters is
     ((m + 1) × autocorrelation time / steps)^½. Metropolis's rule removes the bias, BAOAB its first term.
     """
     kappa = curvature_scale(spec, measured)
     scale = max(measured.scale, 1 / kappa)
-    noise = 0.0 if isinstance(dynamics, NoseHoover) else measured.noise / dynamics.temperature
-    corrected = type(dynamics) is Langevin or (isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto")
-    remaining = REMAINING_NOISE if corrected else 1.0
+    noise = 0.0 if isinstance(dynamics, NoseHoover) else measured.largest_noise / dynamics.temperature
+    remaining = REMAINING_NOISE if subtracts_noise(dynamics) else 1.0
     factor = (min(measured.dimension, JOINT_DIMENSION) + 1) / (steps * chains)
     tunable = isinstance(dynamics, Hamiltonian) and dynamics.friction == "auto"
     longest = measured.root_step if spec.exact else 1 / kappa
