@@ -361,6 +361,9 @@ def _programs(posterior: NetworkPosterior) -> dict[str, Program]:
 UNRELIABLE = 0.7
 """k above which the estimate for an example is not to be trusted."""
 
+MOST_UNRELIABLE = 0.2
+"""The share of examples whose leave-one-out estimate may be unreliable."""
+
 MOST_EXAMPLES = 1_000
 """Examples, spread evenly, that estimates are made on."""
 

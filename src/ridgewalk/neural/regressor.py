@@ -35,6 +35,7 @@ from ridgewalk.neural.likelihoods import Likelihood, Noisy, RelativeL2
 from ridgewalk.neural.networks import Network
 from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs, fit_outputs
 from ridgewalk.neural.predictive import (
+    MOST_UNRELIABLE,
     UNRELIABLE,
     Mixture,
     Predictive,
@@ -61,9 +62,6 @@ CHECKED_LEVEL = 0.9
 
 TOLERANCE = 0.03
 """By how much coverage may be off, beside twice its standard error."""
-
-MOST_UNRELIABLE = 0.2
-"""The share of examples whose leave-one-out estimate may be unreliable."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "likelihood": get_args(LikelihoodName),
