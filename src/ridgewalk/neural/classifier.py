@@ -26,7 +26,7 @@ from ridgewalk.neural.predictive import (
     smoothed_weights,
     some_examples,
 )
-from ridgewalk.neural.report import OF_CLASSES, FitReport, Gain
+from ridgewalk.neural.report import OF_CLASSES, FitReport
 from ridgewalk.schedules import Every
 
 with requires_extra("neural"):
@@ -39,11 +39,10 @@ Array = NDArray[np.float64]
 
 
 class Checks(NamedTuple):
-    """The correction of probabilities, how it was found, and what sampling added."""
+    """The correction of probabilities, and how it was found."""
 
     correction: Correction
     note: str
-    gain: Gain | None
 
 
 class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
@@ -180,7 +179,7 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
             ending=found.ending,
             temperature=found.temperature,
             health=found.health,
-            gain=checks.gain,
+            gain=None,
             recalibration="none" if checks.correction.kind == "none" else OF_CLASSES,
             calibration_note=checks.note,
             scale=checks.correction.scale,
@@ -198,34 +197,31 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         each: Array,
         cold: bool,
     ) -> Checks:
-        """The temperature of the probabilities, and what sampling added, by leave-one-out estimates."""
+        """The temperature of the probabilities, by leave-one-out estimates."""
         nothing = no_correction(0).correction
         if self.method != "sample" or cold:
-            return Checks(nothing, "", None)
+            return Checks(nothing, "")
         some = some_examples(len(x))
         label, weight = codes[some], each[some]
         chances = predictions_of_draws(spec, found.draws, x[some])
         logs = np.log(np.maximum(chances[:, np.arange(len(some)), label], np.finfo(float).tiny))
         smoothed, shape = smoothed_weights(-weight[None] * logs)
         left = np.einsum("de,dec->ec", np.exp(smoothed), chances)
-        gain = None
-        if found.jackknife is not None:
-            density = float(np.mean(np.log(left[np.arange(len(some)), label])))
-            gain = Gain(density, float(np.mean(found.jackknife[some])), "leave-one-out estimates")
         if self.recalibration == "none":
-            return Checks(nothing, "not recalibrated", gain)
+            return Checks(nothing, "not recalibrated")
         fitted = fit_class_temperature(left, label, weight)
+        density = float(np.mean(np.log(left[np.arange(len(some)), label])))
         said = (
-            f"by leave-one-out estimates, temperature {fitted.temperature:.3f} of the probabilities adds "
-            f"{fitted.gain:.4f} ± {fitted.error:.4f} to the mean log probability of a label"
+            f"leave-one-out estimates: mean log probability of a label {density:.4f}; temperature "
+            f"{fitted.temperature:.3f} of the probabilities adds {fitted.gain:.4f} ± {fitted.error:.4f}"
         )
         unreliable = float(np.mean(shape > UNRELIABLE))
         if self.recalibration == "auto" and unreliable > MOST_UNRELIABLE:
             share = f"Pareto k is above {UNRELIABLE:g} for {100 * unreliable:.0f} % of the examples"
-            return Checks(nothing, f"{said}, not reliable ({share}); not recalibrated", gain)
+            return Checks(nothing, f"{said}, not reliable ({share}); not recalibrated")
         if self.recalibration == "auto" and fitted.gain <= 2 * fitted.error:
-            return Checks(nothing, f"{said}; not recalibrated", gain)
-        return Checks(Correction("temperature", fitted.temperature, nothing.scores), f"{said}; recalibrated", gain)
+            return Checks(nothing, f"{said}; not recalibrated")
+        return Checks(Correction("temperature", fitted.temperature, nothing.scores), f"{said}; recalibrated")
 
     def _checked_data(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, np.ndarray]:
         if y is None:
