@@ -201,16 +201,16 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         nothing = no_correction(0).correction
         if self.method != "sample" or cold:
             return Checks(nothing, "")
+        if self.recalibration == "none":
+            return Checks(nothing, "not recalibrated")
         some = some_examples(len(x))
         label, weight = codes[some], each[some]
         chances = predictions_of_draws(spec, found.draws, x[some])
         logs = np.log(np.maximum(chances[:, np.arange(len(some)), label], np.finfo(float).tiny))
         smoothed, shape = smoothed_weights(-weight[None] * logs)
         left = np.einsum("de,dec->ec", np.exp(smoothed), chances)
-        if self.recalibration == "none":
-            return Checks(nothing, "not recalibrated")
         fitted = fit_class_temperature(left, label, weight)
-        density = float(np.mean(np.log(left[np.arange(len(some)), label])))
+        density = float(np.mean(np.log(np.maximum(left[np.arange(len(some)), label], np.finfo(float).tiny))))
         said = (
             f"leave-one-out estimates: mean log probability of a label {density:.4f}; temperature "
             f"{fitted.temperature:.3f} of the probabilities adds {fitted.gain:.4f} ± {fitted.error:.4f}"
