@@ -6,6 +6,7 @@ from tests.neural.fits import blobs
 
 import ridgewalk as rw
 from ridgewalk.neural.assessment import assess_classes, draw_class_reliability
+from ridgewalk.neural.conformal import Correction, fit_class_temperature, powered
 from ridgewalk.neural.io import ABOUT, ARRAYS, ModelError
 
 SMALL = {
@@ -42,7 +43,6 @@ def test_probabilities(fitted):
     assert found.accuracy == pytest.approx(fitted.score(x, y))
     assert found.nll == pytest.approx(-fitted.log_density(x, y).mean())
     assert found.nll < 0.6
-    assert "sampling added" in str(fitted.report_)
     with pytest.raises(ValueError, match="label 'cow' of row 0 was not among"):
         fitted.evaluate(x, ["cow"] * 80)
 
@@ -103,7 +103,12 @@ def test_a_saved_classifier(fitted, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "match"),
-    [({"class_weight": "fair"}, "class_weight: 'fair'"), ({"prior": 0}, "prior: 0"), ({"steps": 1}, "steps: 1")],
+    [
+        ({"class_weight": "fair"}, "class_weight: 'fair'"),
+        ({"prior": 0}, "prior: 0"),
+        ({"steps": 1}, "steps: 1"),
+        ({"recalibration": "conformal"}, "recalibration"),
+    ],
 )
 def test_bad_settings(settings, match):
     with pytest.raises(ValueError, match=match):
@@ -134,3 +139,39 @@ def test_scores_of_probabilities_by_hand():
     ):
         with pytest.raises(ValueError, match=words):
             assess_classes(bad, codes)
+
+
+def test_the_temperature_of_probabilities_that_are_off_by_a_known_power():
+    """Labels drawn from p; given p² (normalised) or its root, the power is undone."""
+    rng = np.random.default_rng(0)
+    true = rng.dirichlet(np.ones(3), size=4_000)
+    codes = (rng.uniform(size=(4_000, 1)) > np.cumsum(true, axis=1)).sum(axis=1)
+    for power in (0.5, 2.0):
+        given = powered(true, 1 / power)
+        found = fit_class_temperature(given, codes, np.ones(4_000))
+        assert found.temperature == pytest.approx(power, rel=0.06)
+        assert found.gain > 4 * found.error
+        again = fit_class_temperature(powered(given, found.temperature), codes, np.ones(4_000))
+        assert again.temperature == pytest.approx(1, abs=0.01)
+    right = fit_class_temperature(true, codes, np.ones(4_000))
+    assert right.temperature == pytest.approx(1, abs=0.06)
+    assert right.gain <= 2 * right.error + 1e-3
+
+
+def test_recalibrated_probabilities(fitted, tmp_path):
+    x, y = blobs(seed=1)
+    assert "leave-one-out estimates: mean log probability of a label" in str(fitted.report_)
+    same = small(recalibration="none").fit(*blobs())
+    raw = same.predict_proba(x)
+    assert "not recalibrated" in str(same.report_)
+    always = small(recalibration="temperature").fit(*blobs())
+    assert always.report_.scale != 1
+    np.testing.assert_allclose(always.predict_proba(x), powered(raw, always.report_.scale), rtol=1e-6)
+    assert f"temperature {always.report_.scale:.3f} of the probabilities" in str(always.report_)
+    np.testing.assert_array_equal(always.predict(x), same.predict(x), "the order of the classes stays")
+    assert always.evaluate(x, y).nll == pytest.approx(-always.log_density(x, y).mean())
+    always.save(tmp_path / "model")
+    again = rw.NeuralClassifier.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(x), always.predict_proba(x))
+    assert again._fitted.correction.kind == "temperature"
+    assert isinstance(again._fitted.correction, Correction)

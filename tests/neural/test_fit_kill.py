@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.neural.fits import waves
+from tests.neural.fits import blobs, waves
 
 CHILD = Path(__file__).with_name("kill_fit.py")
 PATIENCE = 1800
@@ -37,12 +37,15 @@ OPTIONS = [
 
 
 def start(folder, name, sampler, kill):
+    """A fit of the data in the folder; of those of classes a classifier."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    arguments = ["--data", folder / "data.npz", "--out", folder / name, "--sampler", sampler, *OPTIONS]
+    task = "classification" if (folder / "classes.npz").exists() else "regression"
+    data = folder / ("classes.npz" if task == "classification" else "data.npz")
+    arguments = ["--task", task, "--data", data, "--out", folder / name, "--sampler", sampler, *OPTIONS]
     command = [sys.executable, CHILD, str(kill), *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -69,9 +72,13 @@ def finish(folder, name, sampler):
     return (folder / name / "model.safetensors").read_bytes(), (folder / name / "model.json").read_bytes(), report
 
 
-def check(folder, sampler, kills, seed):
-    x, y = waves()
-    np.savez(folder / "data.npz", X=x, Y=y)
+def check(folder, sampler, kills, seed, classes=0):
+    if classes:
+        x, names = blobs(classes=classes)
+        np.savez(folder / "classes.npz", X=x, Y=np.unique(names, return_inverse=True)[1])
+    else:
+        x, y = waves()
+        np.savez(folder / "data.npz", X=x, Y=y)
     expected = finish(folder, "whole", sampler)
     rng = np.random.default_rng(seed)
     done, lives = 0, 0
@@ -98,6 +105,12 @@ def test_a_killed_fit_ends_in_the_same_model(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["hasgld_sa", "sghmc"])
-def test_twelve_kills(tmp_path, sampler):
-    check(tmp_path, sampler, 12, seed=4)
+def test_a_killed_classifier_ends_in_the_same_model(tmp_path):
+    check(tmp_path, "sgld", 1, seed=3, classes=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [0, 3], ids=["regression", "classification"])
+@pytest.mark.parametrize("sampler", ["hasgld_sa", "sghmc", "auto"])
+def test_twelve_kills(tmp_path, sampler, classes):
+    check(tmp_path, sampler, 12, seed=4, classes=classes)

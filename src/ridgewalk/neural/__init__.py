@@ -10,6 +10,7 @@ SamplerName = Literal["auto", "hamcmc", "hasgld_sa", "psgld", "sghmc", "sgld", "
 LikelihoodName = Literal["student_t", "gaussian", "relative_l2"]
 NoiseKind = Literal["each", "shared", "input"]
 RecalibrationName = Literal["auto", "conformal", "temperature", "none"]
+ClassRecalibrationName = Literal["auto", "temperature", "none"]
 OutputScaling = Literal["each", "together"]
 
 DEFAULT_NETWORK = "mlp"

@@ -134,37 +134,6 @@ def _laplace(key: Key, target: Posterior, position: PyTree, *, posterior: Networ
     return jax.lax.map(tangent, deviations)
 
 
-def jackknife(posterior: NetworkPosterior, target: Posterior, starts: PyTree) -> np.ndarray | None:
-    """The outputs (chain, row, output) that each mode would have at a row of the data without that row.
-
-    One Newton step: with A = J H⁻¹ Jᵀ and g, Λ the gradient and Hessian of −log likelihood in the outputs, they change
-    by A (I − w Λ A)⁻¹ w g. None where the network is too large for H.
-    """
-    if _size(starts) > MOST_DENSE:
-        return None
-    found = []
-    for chain in range(len(jax.tree.leaves(starts)[0])):
-        start = jax.tree.map(lambda leaf, c=chain: jnp.asarray(leaf[c]), starts)
-        found.append(np.asarray(_jackknife(target, start, posterior=posterior)))
-    return np.stack(found)
-
-
-@partial(jit, static_argnames="posterior")
-def _jackknife(target: Posterior, position: PyTree, *, posterior: NetworkPosterior) -> jax.Array:
-    found = _curvature(target, position, posterior)
-    roots = found.vectors / jnp.sqrt(found.values)[None]
-
-    def without(example: Any) -> jax.Array:
-        raw, jacobian, gradient, inner = found.terms(example)
-        half = jacobian @ roots
-        inverse, weight = half @ half.T, example[2]
-        rest = jnp.eye(raw.shape[0], dtype=raw.dtype) - weight * inner @ inverse
-        return raw + inverse @ jnp.linalg.solve(rest, weight * gradient)
-
-    rows = jax.lax.map(jax.vmap(without), _in_blocks(target.data))
-    return rows.reshape(-1, rows.shape[-1])[: target.data[2].shape[0]]
-
-
 def swag_draws(key: Key, target: Posterior, starts: PyTree, examples: int, count: int) -> tuple[PyTree, int]:
     """Positions (chain, draw, …), and the number of steps of gradient descent."""
     chains = len(jax.tree.leaves(starts)[0])

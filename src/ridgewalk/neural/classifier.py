@@ -2,30 +2,45 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, get_args
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ridgewalk._validation import requires_extra
+from ridgewalk.neural import ClassRecalibrationName
 from ridgewalk.neural.assessment import ClassAssessment, assess_classes
 from ridgewalk.neural.compression import PrunedNetworks
-from ridgewalk.neural.conformal import no_correction
+from ridgewalk.neural.conformal import Correction, fit_class_temperature, no_correction, powered
 from ridgewalk.neural.estimator import Fitted, NeuralEstimator, check_finite_rows, check_parameters, network_of
+from ridgewalk.neural.fit import PosteriorSample
 from ridgewalk.neural.likelihoods import Categorical
 from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs
-from ridgewalk.neural.predictive import predict_probabilities, predictions_of_draws, smoothed_weights, some_examples
-from ridgewalk.neural.report import FitReport, Gain
+from ridgewalk.neural.predictive import (
+    MOST_UNRELIABLE,
+    UNRELIABLE,
+    predict_probabilities,
+    predictions_of_draws,
+    smoothed_weights,
+    some_examples,
+)
+from ridgewalk.neural.report import OF_CLASSES, FitReport
 
 with requires_extra("neural"):
-    from scipy.special import logsumexp
     from sklearn.base import ClassifierMixin
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
 
 Array = NDArray[np.float64]
+
+
+class Checks(NamedTuple):
+    """The correction of probabilities, and how it was found."""
+
+    correction: Correction
+    note: str
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -41,13 +56,17 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
             "balanced" for weights in inverse proportion to the numbers of examples.
         prior: how much the logits vary over the inputs under the prior, or a log prior of the weights.
         r_hat: sampling ends when the probabilities have this R-hat (median over 64 examples); None makes all `steps`.
+        recalibration: "temperature" raises probabilities to a power, the one of largest mean log probability of the
+            labels by leave-one-out estimates; "auto" does so if that is larger by more than two standard errors, and
+            if the estimates are reliable; "none". Of `method="sample"` at temperature 1 only.
     """
 
     class_weight: Mapping[Any, float] | str | None = None
+    recalibration: ClassRecalibrationName = "auto"
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to inputs (n, …) and labels (n,) of any type."""
-        check_parameters(self.get_params(deep=False), {})
+        check_parameters(self.get_params(deep=False), {"recalibration": get_args(ClassRecalibrationName)})
         network_of(self.network, self.hidden)
         x, labels = self._checked_data(X, y)
         classes, codes = np.unique(labels, return_inverse=True)
@@ -64,16 +83,10 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         data_weight = self._data_weight(spec, len(x), cold)
         settings = self._settings(spec, cold, len(x))
         scaled, wanted = fitted.inputs.forward(x).astype(self.dtype), codes[:, None].astype(self.dtype)
-        found = self._sample(spec, data_weight, settings, scaled, wanted, self._weights(classes, labels)[codes])
-        gain = None
-        if found.jackknife is not None:
-            some = some_examples(len(x))
-            chances = predictions_of_draws(spec, found.draws, scaled[some])
-            logs = np.log(np.maximum(chances[:, np.arange(len(some)), codes[some]], np.finfo(float).tiny))
-            weights, _ = smoothed_weights(-logs)
-            left = float(np.mean(logsumexp(weights + logs, axis=0)))
-            gain = Gain(left, float(np.mean(found.jackknife[some])), "leave-one-out estimates")
-        self._fitted = fitted._replace(draws=jax.tree.leaves(found.draws))
+        each = self._weights(classes, labels)[codes]
+        found = self._sample(spec, data_weight, settings, scaled, wanted, each)
+        checks = self._checks(spec, found, scaled, codes, each, cold)
+        self._fitted = fitted._replace(draws=jax.tree.leaves(found.draws), correction=checks.correction)
         self._pruned = PrunedNetworks()
         self.classes_ = classes
         self.report_ = FitReport(
@@ -96,14 +109,49 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
             ending=found.ending,
             temperature=found.temperature,
             health=found.health,
-            gain=gain,
-            recalibration="none",
-            calibration_note="",
-            scale=1.0,
+            gain=None,
+            recalibration="none" if checks.correction.kind == "none" else OF_CLASSES,
+            calibration_note=checks.note,
+            scale=checks.correction.scale,
             before=None,
             after=None,
         )
         return self
+
+    def _checks(
+        self,
+        spec: PosteriorSpec,
+        found: PosteriorSample,
+        x: np.ndarray,
+        codes: NDArray[np.intp],
+        each: Array,
+        cold: bool,
+    ) -> Checks:
+        """The temperature of the probabilities, by leave-one-out estimates."""
+        nothing = no_correction(0).correction
+        if self.method != "sample" or cold:
+            return Checks(nothing, "")
+        if self.recalibration == "none":
+            return Checks(nothing, "not recalibrated")
+        some = some_examples(len(x))
+        label, weight = codes[some], each[some]
+        chances = predictions_of_draws(spec, found.draws, x[some])
+        logs = np.log(np.maximum(chances[:, np.arange(len(some)), label], np.finfo(float).tiny))
+        smoothed, shape = smoothed_weights(-weight[None] * logs)
+        left = np.einsum("de,dec->ec", np.exp(smoothed), chances)
+        fitted = fit_class_temperature(left, label, weight)
+        density = float(np.mean(np.log(np.maximum(left[np.arange(len(some)), label], np.finfo(float).tiny))))
+        said = (
+            f"leave-one-out estimates: mean log probability of a label {density:.4f}; temperature "
+            f"{fitted.temperature:.3f} of the probabilities adds {fitted.gain:.4f} ± {fitted.error:.4f}"
+        )
+        unreliable = float(np.mean(shape > UNRELIABLE))
+        if self.recalibration == "auto" and unreliable > MOST_UNRELIABLE:
+            share = f"Pareto k is above {UNRELIABLE:g} for {100 * unreliable:.0f} % of the examples"
+            return Checks(nothing, f"{said}, not reliable ({share}); not recalibrated")
+        if self.recalibration == "auto" and fitted.gain <= 2 * fitted.error:
+            return Checks(nothing, f"{said}; not recalibrated")
+        return Checks(Correction("temperature", fitted.temperature, nothing.scores), f"{said}; recalibrated")
 
     def _checked_data(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, np.ndarray]:
         if y is None:
@@ -139,9 +187,11 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         )
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """Probabilities (example, class) in the order of `classes_`: the mean over draws."""
+        """Probabilities (example, class) in the order of `classes_`: the mean over draws, recalibrated if need be."""
         scaled = self._scaled(X)
-        return predict_probabilities(self._spec(self._fitted), self.draws_, scaled)
+        chances = predict_probabilities(self._spec(self._fitted), self.draws_, scaled)
+        correction = self._fitted.correction
+        return chances if correction.kind == "none" else powered(chances, correction.scale)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The most probable class of each example."""

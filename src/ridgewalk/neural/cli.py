@@ -72,7 +72,7 @@ def fit(
     r_hat: Annotated[float, typer.Option(help="R-hat of predictions at which sampling ends.")] = 1.1,
     max_time: Annotated[float | None, typer.Option(help="Seconds after which sampling ends.")] = None,
     holdout: Annotated[float | None, typer.Option(help="Fraction of the examples held out for recalibration.")] = None,
-    recalibration: Annotated[RecalibrationName, typer.Option(help="How intervals are recalibrated.")] = "auto",
+    recalibration: Annotated[RecalibrationName, typer.Option(help="How predictions are recalibrated.")] = "auto",
     output_scaling: Annotated[
         OutputScaling, typer.Option(help="Standardise each output by its own standard deviation, or all together.")
     ] = "each",
@@ -132,7 +132,8 @@ def fit(
                 output_scaling=output_scaling,
             )
         else:
-            model = NeuralClassifier(**common, class_weight=None if class_weight == "none" else class_weight)
+            weight = None if class_weight == "none" else class_weight
+            model = NeuralClassifier(**common, class_weight=weight, recalibration=recalibration)
         try:
             model.fit(_matrix(x), y)
             model.save(out, overwrite=overwrite)

@@ -1,11 +1,14 @@
-"""Recalibration on held-out data: one factor on all standard deviations, or conformal quantiles with a guarantee."""
+"""Recalibration on held-out data: one factor on all standard deviations, or conformal quantiles with a guarantee; of
+probabilities of classes, one power.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtri, softmax
 
 from ridgewalk.neural import RecalibrationName
 from ridgewalk.neural.assessment import LEVELS, Assessment, assess, assess_intervals
@@ -197,3 +200,41 @@ def correct(predictive: Predictive, targets: Array, kind: RecalibrationName, see
     if conformal:
         after = checked.after_conformal._replace(nll=after.nll, crps=after.crps)
     return IntervalCalibration(correction, checked.before, after)
+
+
+# Classes
+
+TEMPERATURES = 0.2, 5.0
+"""Least and largest temperature of probabilities."""
+
+
+def powered(probabilities: ArrayLike, temperature: float) -> Array:
+    """p^(1/T), normalised over the classes (example, class): below T = 1 more confident."""
+    known = np.asarray(probabilities, float)
+    return np.asarray(softmax(np.log(np.maximum(known, np.finfo(float).tiny)) / temperature, axis=1))
+
+
+class ClassTemperature(NamedTuple):
+    """The temperature of largest mean log probability of labels, and by how much it is larger than at T = 1."""
+
+    temperature: float
+    gain: float
+    error: float
+    """Standard error of the gain, paired over the examples."""
+
+
+def fit_class_temperature(probabilities: ArrayLike, codes: ArrayLike, weights: ArrayLike) -> ClassTemperature:
+    """From probabilities (example, class) of examples that were not learnt from, their labels, and their weights."""
+    known, label = np.asarray(probabilities, float), np.asarray(codes)
+    share = np.asarray(weights, float) / np.sum(weights)
+    rows = np.arange(len(label))
+
+    def log_probability(temperature: float) -> Array:
+        return np.log(np.maximum(powered(known, temperature)[rows, label], np.finfo(float).tiny))
+
+    bounds = tuple(np.log(TEMPERATURES))
+    found = minimize_scalar(lambda t: -float(share @ log_probability(np.exp(t))), bounds=bounds, method="bounded")
+    temperature = float(np.exp(found.x))
+    gains = log_probability(temperature) - log_probability(1.0)
+    gain = float(share @ gains)
+    return ClassTemperature(temperature, gain, float(np.sqrt(np.sum(share**2 * (gains - gain) ** 2))))

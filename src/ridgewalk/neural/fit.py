@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from scipy.special import logsumexp
 
 from ridgewalk._compilation import jit, quick_compilation
 from ridgewalk._io import read_json_object, seal, sole_writer, unseal, write_atomically
@@ -37,7 +35,7 @@ from ridgewalk.dynamics import Hamiltonian
 from ridgewalk.gradients import as_estimator
 from ridgewalk.kernel import Sampler
 from ridgewalk.neural import DEFAULT_PRIOR, MethodName
-from ridgewalk.neural.approximations import jackknife, laplace_draws, swag_draws
+from ridgewalk.neural.approximations import laplace_draws, swag_draws
 from ridgewalk.neural.networks import count_weights
 from ridgewalk.neural.optimiser import Checkpointing, Schedule, optimise
 from ridgewalk.neural.posterior import Data, NetworkPosterior, PosteriorSpec, build, padded
@@ -106,8 +104,6 @@ class PosteriorSample(NamedTuple):
     """Leaves (draw, …), chain after chain, of the chains that did not diverge."""
     modes: PyTree
     """The parameters that the optimiser found, leaves (chain, …)."""
-    jackknife: np.ndarray | None
-    """log density of each example under the modes without it (see `approximations.jackknife`), where it is known."""
     chains: int
     weights: int
     phases: tuple[Phase, ...]
@@ -181,15 +177,12 @@ def sample_posterior(
         phases = (first,) if settings.method == "ensemble" else (first, found.phase)
         _check_finite(phases, draws)
         count = len(jax.tree.leaves(found.positions)[0])
-        mixed, jackknifed = Mixing(float("nan"), float("nan")), None
+        mixed = Mixing(float("nan"), float("nan"))
         if settings.method == "sample":
             mixed = _mixing(spec, draws, probes, count)
-            if whole and not settings.cold:
-                jackknifed = _jackknife(posterior, target, data, starts)
     return PosteriorSample(
         draws=draws,
         modes=modes,
-        jackknife=jackknifed,
         chains=count,
         weights=weights,
         phases=phases,
@@ -199,19 +192,6 @@ def sample_posterior(
         ending=found.ending,
         health=found.health,
     )
-
-
-def _jackknife(posterior: NetworkPosterior, target: Posterior, data: Data, starts: PyTree) -> np.ndarray | None:
-    """log density (example,) of the mixture of the modes without the example."""
-    raw = jackknife(posterior, target, starts)
-    if raw is None:
-        return None
-    names = tuple(posterior.likelihood.start("float32"))
-    densities = [
-        posterior.likelihood.log_likelihood({n: starts[n][chain] for n in names}, jnp.asarray(one), jnp.asarray(data.y))
-        for chain, one in enumerate(raw)
-    ]
-    return np.asarray(logsumexp(np.asarray(densities, float), axis=0))[: data.examples] - np.log(len(raw))
 
 
 def merge_folds(spec: PosteriorSpec, parts: list[PosteriorSample], x: np.ndarray) -> PosteriorSample:
@@ -232,7 +212,6 @@ def merge_folds(spec: PosteriorSpec, parts: list[PosteriorSample], x: np.ndarray
     return parts[0]._replace(
         draws=draws,
         modes=modes,
-        jackknife=None,
         chains=len(parts),
         phases=phases,
         step_size=float(np.median([part.step_size for part in parts])),

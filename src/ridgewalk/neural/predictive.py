@@ -6,11 +6,13 @@ posteriors, only mean and standard deviation are used.
 
 Leave-one-out predictions without fitting again: how good a fit is on examples it has not seen, none held out.
 
-**Draws.** The posterior without example i has the importance weights 1 / p(y_i | θ) relative to the posterior, whose
+The posterior without example i has the importance weights 1 / p(y_i | θ) relative to the posterior, whose
 largest values are smoothed by a generalised Pareto distribution (PSIS; Vehtari, Simpson, Gelman, Yao and Gabry 2024).
 Its shape k tells where that works: above 0.7 the estimate for an example is unreliable.
 
-**Modes.** `approximations.jackknife` gives the outputs that a mode would have without each example, by one Newton step.
+Modes have no such weights. Leaving an example out by one Newton step, with the noise as it is, is too favourable to
+them: by 0.1 in mean log density for a linear model with Gaussian noise and by 0.28 with Student's t, against fits
+without the example. What sampling added over its modes is therefore said only where rows were not learnt from.
 """
 
 from collections.abc import Callable
@@ -360,6 +362,9 @@ def _programs(posterior: NetworkPosterior) -> dict[str, Program]:
 
 UNRELIABLE = 0.7
 """k above which the estimate for an example is not to be trusted."""
+
+MOST_UNRELIABLE = 0.2
+"""The share of examples whose leave-one-out estimate may be unreliable."""
 
 MOST_EXAMPLES = 1_000
 """Examples, spread evenly, that estimates are made on."""

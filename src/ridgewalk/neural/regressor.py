@@ -31,6 +31,7 @@ from ridgewalk.neural.fit import FitSettings, PosteriorSample, merge_folds
 from ridgewalk.neural.likelihoods import Likelihood, Noisy, RelativeL2
 from ridgewalk.neural.posterior import OutputScales, PosteriorSpec, fit_inputs, fit_outputs
 from ridgewalk.neural.predictive import (
+    MOST_UNRELIABLE,
     UNRELIABLE,
     Mixture,
     Predictive,
@@ -57,9 +58,6 @@ CHECKED_LEVEL = 0.9
 TOLERANCE = 0.03
 """By how much coverage may be off, beside twice its standard error."""
 
-MOST_UNRELIABLE = 0.2
-"""The share of examples whose leave-one-out estimate may be unreliable."""
-
 CHOICES: dict[str, tuple[str, ...]] = {
     "likelihood": get_args(LikelihoodName),
     "noise": get_args(NoiseKind),
@@ -69,7 +67,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 class Checks(NamedTuple):
-    """The correction of intervals, how it was found, and what sampling added."""
+    """The correction of intervals, how it was found, and what sampling added where rows were not learnt from."""
 
     calibration: IntervalCalibration
     note: str
@@ -246,20 +244,19 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
             return Checks(raw, "not recalibrated", None, None)
         some = learn[some_examples(len(learn))]
         left = leave_one_out(predict_mixture(spec, found.draws, scaled[some]), wanted[some])
-        gain = None
-        if found.jackknife is not None:
-            modes = found.jackknife[some_examples(len(learn))]
-            gain = self._gain(fitted, left.log_density, modes, "leave-one-out estimates")
         assessed = assess_cumulative(left.cumulative, left.log_density)
-        at = _coverage(assessed)
-        said = f"leave-one-out coverage of the raw intervals of level {CHECKED_LEVEL:g}: {at:.3f}"
+        at, density = _coverage(assessed), float(np.mean(left.log_density)) - _log_units(fitted)
+        said = (
+            f"leave-one-out estimates: log density of an example {density:.3f}, coverage of the raw intervals of level "
+            f"{CHECKED_LEVEL:g} {at:.3f}"
+        )
         if left.unreliable > MOST_UNRELIABLE:
             share = f"Pareto k is above {UNRELIABLE:g} for {100 * left.unreliable:.0f} % of the examples"
-            return Checks(raw, f"{said}, not reliable ({share}); not recalibrated", gain, assessed)
+            return Checks(raw, f"{said}, not reliable ({share}); not recalibrated", None, assessed)
         if not _off(at, len(some)):
-            return Checks(raw, f"{said}; not recalibrated", gain, assessed)
+            return Checks(raw, f"{said}; not recalibrated", None, assessed)
         calibration = correct(left.predictive, wanted[some], "conformal", settings.seed)
-        return Checks(calibration, f"{said}; recalibrated by leave-one-out scores", gain, assessed)
+        return Checks(calibration, f"{said}; recalibrated by leave-one-out scores", None, assessed)
 
     def _held_out(
         self,
@@ -323,7 +320,7 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
 
     def _gain(self, fitted: Fitted, drawn: Array, modes: Array, how: str) -> Gain:
         """In the units of the targets."""
-        units = float(np.log(fitted.outputs.scale[fitted.outputs.varying]).sum())
+        units = _log_units(fitted)
         return Gain(float(np.mean(drawn)) - units, float(np.mean(modes)) - units, how)
 
     def _report(
@@ -466,3 +463,8 @@ def _split(examples: int, share: float, seed: int) -> tuple[NDArray[np.intp], ND
         raise ValueError(f"holdout: {share} leaves fewer than 2 of {examples} examples to fit; use 0.2")
     order = np.random.default_rng(seed).permutation(examples)
     return np.sort(order[held:]), np.sort(order[:held])
+
+
+def _log_units(fitted: Fitted) -> float:
+    """What the log density of an example in scaled units is larger by than in the units of the targets."""
+    return float(np.log(fitted.outputs.scale[fitted.outputs.varying]).sum())

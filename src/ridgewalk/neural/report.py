@@ -7,6 +7,9 @@ import numpy as np
 
 from ridgewalk.neural.assessment import Assessment
 
+OF_CLASSES = "temperature of the probabilities"
+"""The recalibration of a classifier."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -109,7 +112,7 @@ class FitReport:
 
     def _calibration(self) -> str:
         text = self.calibration_note
-        if self.recalibration == "none":
+        if self.recalibration in ("none", OF_CLASSES):
             return text
         text = f"recalibration: {self.recalibration}, {text}; standard deviations times {self.scale:.3g}"
         if self.before is None or self.after is None:

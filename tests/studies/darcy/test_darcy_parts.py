@@ -11,15 +11,19 @@ from jax.flatten_util import ravel_pytree
 import ridgewalk as rw
 from ridgewalk.darcy import Boundary, Pressure, solve
 from ridgewalk.pruning import Pruning
-from ridgewalk.studies.darcy.methods import SAMPLERS, adam_baseline
+from ridgewalk.studies.darcy.methods import RANDOM_SAMPLERS, SAMPLERS, adam_baseline, random_step_sizes_of, tapered
 from ridgewalk.studies.darcy.problem import (
     ADAM,
     BEST,
     METHOD_NAMES,
     PAPER_SIZE,
+    RANDOM_METHOD_NAMES,
     SCALE_GRADIENTS,
     SGLD,
     MultiscaleRow,
+    RandomPart,
+    RandomRow,
+    RandomStartRow,
     RunRow,
     Settings,
     StartRow,
@@ -35,6 +39,8 @@ from ridgewalk.studies.darcy.report import (
     comparison_table,
     coverage_table,
     error_table,
+    random_table,
+    random_tuning_table,
     ratio_to_sgld,
 )
 from ridgewalk.studies.darcy.study import plan
@@ -185,3 +191,74 @@ def test_tables_have_the_papers_numbers_and_gaps():
     assert all(row[2].mark == "better" and row[2].value < 0.25 for row in comparison.rows)
     assert comparison.rows[0][3].value == pytest.approx(0.61 / 1.5)
     assert all(row[2].mark == "worse" for row in coverage_table(TINY, found).rows), "97 % is outside 85 to 95 %"
+
+
+RANDOM = replace(TINY, random=RandomPart(gradients=500, seeds=3, mirror=True))
+
+
+@pytest.mark.parametrize("method", RANDOM_SAMPLERS.values(), ids=list(RANDOM_SAMPLERS))
+def test_from_random_weights_no_method_has_more_gradients(method):
+    steps = method.steps(1_000)
+    assert 980 <= method.gradients(steps) <= 1_000
+    assert method.gradients(steps + 20) > 1_000
+    assert len(method.relative_step_sizes) == 4
+    assert method.default in method.relative_step_sizes
+
+
+def test_step_sizes_from_random_weights_are_constant_and_then_fall():
+    steps = np.arange(1_000)
+    sizes = np.asarray(tapered(0.2, 1_000)(steps))
+    np.testing.assert_allclose(sizes[:500], 0.2, rtol=1e-6)
+    assert np.all(np.diff(sizes[501:]) < 0)
+    assert sizes[-1] == pytest.approx(0.002, rel=0.02)
+
+
+def test_from_random_weights_every_run_is_a_task_and_other_tasks_stay_valid():
+    tasks = {task.name: task for task in plan(RANDOM)}
+    others = {task.name: task for task in plan(TINY)}
+    assert all(tasks[name].settings == task.settings for name, task in others.items())
+    runs = [task for name, task in tasks.items() if name not in others and "method" in task.settings]
+    cells = {(t.settings["method"], t.settings["sparsity"], t.settings["seed"]) for t in runs}
+    assert len(cells) == len(RANDOM_METHOD_NAMES) * 4 * 3
+    tried = [task for task in runs if "relative_step_size" in task.settings]
+    assert {(t.settings["sparsity"], t.settings["seed"]) for t in tried} == {(0.5, 0)}
+    assert len(tried) == len(RANDOM_METHOD_NAMES) * 4, "four step sizes of each"
+    assert len(runs) == len(cells) + 3 * len(RANDOM_METHOD_NAMES)
+    for task in runs:
+        if task not in tried:
+            assert sum(other.name in task.after for other in tried) == 4, "the step size is chosen first"
+    longer = replace(RANDOM, optimiser_steps=7)
+    assert all(t.settings == tasks[t.name].settings for t in plan(longer) if t.name.startswith("random-"))
+
+
+def random_rows(levels):
+    return [
+        RandomRow(name, sparsity, seed, True, step, 0, error, held_error=error, seconds=1.0)
+        for name, level in levels.items()
+        for sparsity in RANDOM.random.sparsities
+        for seed in range(3)
+        for place, step in enumerate(random_step_sizes_of(name))
+        if place == 1 or (sparsity, seed) == (0.5, 0)
+        for error in (level * (1 + abs(place - 1)),)
+    ]
+
+
+def test_the_table_from_random_weights_has_the_best_step_size_of_each_cell():
+    found = random_rows({SGLD: 3.04, BEST: 1.0})
+    lost = found[-1]._replace(diverged=1, error=float("nan"), held_error=float("nan"))
+    starts = [RandomStartRow(seed, 10.0, 2.0) for seed in range(3)]
+    results = Results.of([MultiscaleRow(5, [1], [9.0]), *found[:-1], lost, *starts])
+    settings = replace(RANDOM, size=PAPER_SIZE)
+    table = random_table(settings, settings.random, results)
+    for row in table.rows:
+        cells = dict(zip(table.columns, row, strict=True))
+        assert cells[SGLD].value == pytest.approx(3.04), "not that of larger or smaller steps"
+        assert cells["pSGLD"].note == "diverged"
+        assert cells[f"{BEST} / SGLD"].value == pytest.approx(1 / 3.04)
+        assert cells[f"{BEST} / SGLD"].mark == "better"
+    assert dict(zip(table.columns, table.rows[1], strict=True))[BEST].mark == "worse", "the paper has 0.78"
+    ours = dict(zip(table.columns, table.rows[-1], strict=True))[BEST]
+    assert ours.note == "1 diverged"
+    tried = random_tuning_table(settings, settings.random, results)
+    sgld = next(row for row in tried.rows if row[0] == SGLD)
+    assert [cell.value for cell in sgld[1:]] == pytest.approx([6.08, 3.04, 6.08, 9.12])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ridgewalk.studies.darcy import problem
-from ridgewalk.studies.darcy.problem import ADAM, BEST, DIAGONAL, PRINTED, PSGLD, SGLD, Settings
+from ridgewalk.studies.darcy.problem import ADAM, BEST, DIAGONAL, PRINTED, PSGLD, SGLD, RandomPart, Settings
 from ridgewalk.studies.darcy.study import assemble, plan
 from ridgewalk.studies.framework.runner import run_studies
 from ridgewalk.studies.framework.study import Preset, Study
@@ -28,7 +28,10 @@ SMALL = Settings(
     multiscale_samples=2,
 )
 
-TINY = replace(SMALL, size=6, samples=28, train=22, held=10, chain_gradients=80, draws=4, mlp_widths=(8,))
+RANDOM = RandomPart(gradients=120, methods=(SGLD, BEST), seeds=1, sparsities=(0.5,), tuned=False)
+TINY = replace(
+    SMALL, size=6, samples=28, train=22, held=10, chain_gradients=80, draws=4, mlp_widths=(8,), random=RANDOM
+)
 
 
 def run(settings, folder):
@@ -54,8 +57,9 @@ def check(metrics, runs, page, folder):
     assert "last_potential" in runs[BEST]
     assert "last_potential" not in runs[ADAM], "it has no posterior draws"
     assert not list((folder / "arrays").glob(".*.partial"))
-    assert sorted(path.name for path in folder.glob("*.png")) == ["errors.png", "fields.png"]
-    assert page.count("data:image/png") == 2
+    figures = ["errors.png", "fields.png", *(["random-weights.png"] if metrics["numbers"]["random"] else [])]
+    assert sorted(path.name for path in folder.glob("*.png")) == figures
+    assert page.count("data:image/png") == len(figures)
     assert f"{start['weights']:,} weights" in page
 
 
@@ -63,6 +67,14 @@ def test_from_data_to_page_in_seconds(tmp_path):
     """All of the study but its size: optimiser, statistics, three methods, calibration, report, page."""
     metrics, runs, page = run(TINY, tmp_path)
     check(metrics, runs, page, tmp_path / "source")
+    random = {row["method"]: row for row in metrics["numbers"]["random"]}
+    assert set(random) == {SGLD, BEST}
+    for row in random.values():
+        assert row["error"] == row["errors"][-1] < row["errors"][0]
+        assert 110 <= row["gradients"][-1] <= 120
+        assert 0.4 < row["zeros"] <= 0.5
+        assert f"{row['error']:.3f}" in page
+    assert random[BEST]["error"] < random[SGLD]["error"]
     assert metrics["numbers"]["starts"][0]["weights"] == 36 * 8 + 8 + 8 * 60 + 60
     before = {path: path.read_bytes() for path in (tmp_path / "source").rglob("*.json")}
     problem._darcy_posterior.cache_clear()
@@ -102,3 +114,20 @@ def test_both_sides_with_tuning(tmp_path):
         assert min(error for error in row["errors"] if error is not None) > 0
     sections = [section["heading"] for section in metrics["report"]["sections"]]
     assert sections[:2] == ["Errors with the mirror symmetry", "Errors without the mirror symmetry"]
+
+
+@pytest.mark.slow
+def test_from_random_weights_with_all_methods_and_step_sizes(tmp_path):
+    part = RandomPart(gradients=300, seeds=2, sparsities=(0.0, 0.5))
+    settings = replace(SMALL, size=6, samples=40, mlp_widths=(8,), methods=(SGLD, BEST), random=part)
+    metrics, _, _ = run(settings, tmp_path)
+    rows = metrics["numbers"]["random"]
+    assert len(rows) == len(part.methods) * (4 + 3)
+    for name in part.methods:
+        own = [row for row in rows if row["method"] == name]
+        tried = [row for row in own if (row["sparsity"], row["seed"]) == (0.5, 0) and not row["diverged"]]
+        best = min(tried, key=lambda row: row["held_error"])
+        others = {row["relative_step_size"] for row in own if (row["sparsity"], row["seed"]) != (0.5, 0)}
+        assert others == {best["relative_step_size"]}
+    headings = [section["heading"] for section in metrics["report"]["sections"]]
+    assert headings[1] == "From random weights"

@@ -1,4 +1,7 @@
-"""The methods of the Darcy studies: samplers with their grids of step sizes, and Adam as a baseline."""
+"""The methods of the Darcy studies: samplers with their grids of step sizes, and Adam as a baseline.
+
+There are two grids: one for runs from the shared start, close to a mode, and one for runs from random weights.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +22,11 @@ from ridgewalk.pruning import Pruning
 from ridgewalk.samplers import hasgld_sa, psgld, sghmc, sgld
 from ridgewalk.studies.darcy.problem import (
     ADAM,
+    BEST,
     DIAGONAL,
     LEAST,
+    LIMITED,
+    LOW_RANK,
     MEMORIES,
     OURS,
     PRINTED,
@@ -51,7 +57,9 @@ class Method(NamedTuple):
     uses_scales: bool = False
     """Whether the method is charged for the gradients from which scales are estimated."""
     pair_every: int = 0
-    """Steps per curvature pair, each of which costs one more gradient; 0 for none."""
+    """Steps per curvature pair or Hessian product; 0 for none."""
+    pair_gradients: int = 1
+    """Gradients of a curvature pair or Hessian product."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -62,7 +70,12 @@ class Method(NamedTuple):
     def steps(self, gradients: int) -> int:
         """The number of steps for a budget of gradients."""
         left = gradients - (SCALE_GRADIENTS if self.uses_scales else 0)
-        return left if not self.pair_every else left * self.pair_every // (self.pair_every + 1)
+        return left if not self.pair_every else left * self.pair_every // (self.pair_every + self.pair_gradients)
+
+    def gradients(self, steps: int) -> int:
+        """The number of gradients that a run has used after a number of steps."""
+        pairs = steps // self.pair_every * self.pair_gradients if self.pair_every else 0
+        return steps + pairs + (SCALE_GRADIENTS if self.uses_scales else 0)
 
 
 RELATIVE_STEP_SIZES = (0.4, 0.2, 0.1, 0.05)
@@ -120,6 +133,58 @@ def _ours(memory: int) -> Method:
 METHODS = (_sgld(), _psgld(), *map(_printed, MEMORIES), _diagonal(), *map(_ours, MEMORIES))
 SAMPLERS: dict[str, Method] = {method.name: method for method in METHODS}
 
+
+def _plain_psgld(temperature: float, statistics: StartStatistics) -> Sampler:
+    """pSGLD as it is published: its second moment is learnt from the first gradient on."""
+    return psgld(temperature=temperature)
+
+
+def _limited(temperature: float, statistics: StartStatistics) -> Sampler:
+    return hasgld_sa(
+        form="snapshot_lbfgs",
+        memory=2,
+        curvature_every=PAIR_EVERY,
+        first_curvature=statistics.curvature,
+        temperature=temperature,
+    )
+
+
+def _low_rank(temperature: float, statistics: StartStatistics) -> Sampler:
+    return hasgld_sa(
+        form="low_rank", curvature_every=PAIR_EVERY, first_curvature=statistics.curvature, temperature=temperature
+    )
+
+
+RANDOM_SAMPLERS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        SAMPLERS[SGLD]._replace(relative_step_sizes=(1.6, 0.8, 0.4, 0.1)),
+        Method(PSGLD, _plain_psgld, lambda _: 1.0, (3e-4, 1e-4, 3e-5, 1e-5), 1e-4),
+        SAMPLERS[PRINTED.format(2)]._replace(relative_step_sizes=(0.1, 0.03, 0.01, 0.003), default=0.03),
+        Method(LOW_RANK, _low_rank, lambda _: 1.0, (1.0, 0.3, 0.1, 0.03), 0.3, pair_every=PAIR_EVERY, pair_gradients=2),
+        Method(LIMITED, _limited, lambda _: 1.0, (1.0, 0.3, 0.1, 0.03), 0.3, pair_every=PAIR_EVERY),
+        SAMPLERS[BEST]._replace(default=0.1),
+    )
+}
+"""The methods from random weights, with grids of their own."""
+
+RANDOM_ADAM_RATES = (4e-3, 2e-3, 1e-3, 5e-4)
+DEFAULT_RANDOM_ADAM_RATE = 2e-3
+
+TAPERED_FROM, TAPERED_TO = 0.5, 0.01
+"""From random weights, all step sizes are constant in the first half of a run and fall to 1 % in the second."""
+
+
+def tapered(step_size: float, steps: int) -> Callable[[Any], Any]:
+    """ε of a step, counted from 0: constant, then half a cosine to `TAPERED_TO` times it."""
+
+    def at(step: Any) -> Any:
+        done = jnp.clip((step / steps - TAPERED_FROM) / (1 - TAPERED_FROM), 0.0, 1.0)
+        return step_size * (TAPERED_TO + (1 - TAPERED_TO) * 0.5 * (1 + jnp.cos(jnp.pi * done)))
+
+    return at
+
+
 ADAM_RATES = (1e-3, 3e-4, 1e-4, 3e-5)
 DEFAULT_ADAM_RATE = 3e-4
 
@@ -132,6 +197,22 @@ def step_sizes_of(name: str) -> tuple[float, ...]:
 def default_step_size(name: str) -> float:
     """A relative step size, or learning rate, close to those chosen at full scale."""
     return DEFAULT_ADAM_RATE if name == ADAM else SAMPLERS[name].default
+
+
+def random_step_sizes_of(name: str) -> tuple[float, ...]:
+    """Four relative step sizes, or learning rates, for every method from random weights."""
+    return RANDOM_ADAM_RATES if name == ADAM else RANDOM_SAMPLERS[name].relative_step_sizes
+
+
+def default_random_step_size(name: str) -> float:
+    """The relative step size, or learning rate, from random weights where it is not chosen."""
+    return DEFAULT_RANDOM_ADAM_RATE if name == ADAM else RANDOM_SAMPLERS[name].default
+
+
+def random_method_settings(name: str) -> dict[str, Any]:
+    """The settings on which the results of a method from random weights depend."""
+    own = {} if name == ADAM else RANDOM_SAMPLERS[name].settings
+    return {"method": name, "tapered": [TAPERED_FROM, TAPERED_TO]} | own
 
 
 def method_settings(name: str) -> dict[str, Any]:

@@ -59,6 +59,11 @@ BEST = OURS.format(2)
 METHOD_NAMES = (SGLD, PSGLD, *map(PRINTED.format, MEMORIES), DIAGONAL, *map(OURS.format, MEMORIES), ADAM)
 """In the order of the tables."""
 
+LIMITED = "limited-memory Langevin, M=2"
+LOW_RANK = "low-rank Langevin"
+RANDOM_METHOD_NAMES = (SGLD, PSGLD, PRINTED.format(2), LOW_RANK, LIMITED, BEST, ADAM)
+"""Methods that are run from random weights."""
+
 PAPER: dict[Kind, dict[float, dict[str, float]]] = {
     "source": {
         0.0: {"SGLD": 2.03, "M=1": 0.45, "M=2": 0.42},
@@ -78,11 +83,32 @@ PAPER: dict[Kind, dict[float, dict[str, float]]] = {
 PAPER_SIZE = 50
 """Cells per side in the paper."""
 
-PLAN_ONLY = ("seeds", "sparsities", "methods", "mirrors", "secondary_methods", "secondary_sparsities")
+PLAN_ONLY = ("seeds", "sparsities", "methods", "mirrors", "secondary_methods", "secondary_sparsities", "random")
 """Settings that determine which tasks there are, and not the result of any."""
 
 CHAIN_ONLY = (*PLAN_ONLY, "chain_gradients", "draws", "temperature", "tuned", "tuning_sparsity", "multiscale_samples")
 """Settings on which the optimiser phase does not depend."""
+
+
+SHARED_START_ONLY = ("optimiser_steps", "learning_rate")
+"""Settings on which runs from random weights do not depend."""
+
+
+@dataclass(frozen=True)
+class RandomPart:
+    """Runs from random weights, without the optimiser phase: every method has the same number of gradients."""
+
+    gradients: int
+    methods: tuple[str, ...] = RANDOM_METHOD_NAMES
+    seeds: int = 3
+    sparsities: tuple[float, ...] = (0.0, 0.3, 0.5, 0.7)
+    mirror: bool = False
+    tuned: bool = True
+    """Whether the four step sizes of a method are tried, at the first seed and `tuning_sparsity`."""
+
+    def tuned_at(self, wanted: float) -> float:
+        """The sparsity at which step sizes are tried: the one that is wanted, or the first where it is not run."""
+        return wanted if wanted in self.sparsities else self.sparsities[0]
 
 
 @dataclass(frozen=True)
@@ -123,6 +149,8 @@ class Settings:
     multiscale_samples: int = 20
     mlp_widths: tuple[int, ...] = ()
     """Hidden widths of a multilayer perceptron in place of the paper's network, for small tests."""
+    random: RandomPart | None = None
+    """Runs from random weights, beside those from the shared start."""
 
     @property
     def paper(self) -> dict[float, dict[str, float]]:
@@ -138,7 +166,7 @@ class Settings:
         return self.sparsities if mirror == self.mirrors[0] else self.secondary_sparsities or self.sparsities
 
 
-SOURCE_PAPER = Settings("source", optimiser_steps=1_200, chain_gradients=500)
+SOURCE_PAPER = Settings("source", optimiser_steps=1_200, chain_gradients=500, random=RandomPart(gradients=4_000))
 
 SOURCE_QUICK = Settings(
     "source",
@@ -153,6 +181,7 @@ SOURCE_QUICK = Settings(
     chain_gradients=300,
     draws=10,
     tuned=False,
+    random=RandomPart(gradients=300, methods=(SGLD, PSGLD, BEST, ADAM), seeds=1, sparsities=(0.5,), tuned=False),
 )
 
 PERMEABILITY_PAPER = Settings(
@@ -169,6 +198,9 @@ PERMEABILITY_PAPER = Settings(
     draws=10,
     relative_noise=0.01,
     prior_scale=0.03,
+    random=RandomPart(
+        gradients=3_000, methods=(SGLD, PSGLD, PRINTED.format(2), BEST, ADAM), sparsities=(0.0, 0.3, 0.5), mirror=True
+    ),
 )
 
 PERMEABILITY_QUICK = Settings(
@@ -216,6 +248,38 @@ class StartRow(NamedTuple):
     """Number of weights of the network."""
     data_label: str
     """Which permeability the data have."""
+
+
+class RandomStartRow(NamedTuple):
+    """Random weights: λ_max of the Hessian there, in the original and in the rescaled coordinates."""
+
+    seed: int
+    curvature: float
+    rescaled_curvature: float
+
+
+class RandomRow(NamedTuple):
+    """One run from random weights; NaN if it diverged."""
+
+    method: str
+    sparsity: float
+    seed: int
+    mirror: bool
+    relative_step_size: float
+    """As in `RunRow`."""
+    diverged: int
+    error: float = math.nan
+    """Mean relative test error in per cent at the end."""
+    held_error: float = math.nan
+    """The same on held-out training samples, by which the step size is chosen."""
+    zeros: float = math.nan
+    """Fraction of the weights (without biases) that are pruned."""
+    seconds: float = math.nan
+    """CPU seconds, compilation included."""
+    gradients: list[int] | None = None
+    """Gradients used up to each of `errors`."""
+    errors: list[float] | None = None
+    """Test error of the mean over the last fifth of the draws so far."""
 
 
 class TuningRow(NamedTuple):
@@ -449,6 +513,19 @@ def load_start(problem: DarcyPosterior, seed: int, folder: Path) -> Start:
     """The start of a seed's chains: from the cache, or computed and cached."""
     known = start_settings(problem.settings) | {"mirror": problem.mirror, "seed": seed, "data": problem.data.label}
     position = _optimised(problem, seed, folder, known)
+    return Start(position, _statistics(problem, position, seed, folder, known))
+
+
+def random_settings(settings: Settings) -> dict[str, Any]:
+    """The settings on which random weights, and their statistics, depend."""
+    return {key: value for key, value in start_settings(settings).items() if key not in SHARED_START_ONLY}
+
+
+def random_start(problem: DarcyPosterior, seed: int, folder: Path) -> Start:
+    """The random weights from which the optimiser phase of a seed starts, with their statistics."""
+    known = random_settings(problem.settings) | {"from": "random weights"}
+    known |= {"mirror": problem.mirror, "seed": seed, "data": problem.data.label}
+    position = problem.model.init(jax.random.split(jax.random.key(seed))[0])
     return Start(position, _statistics(problem, position, seed, folder, known))
 
 

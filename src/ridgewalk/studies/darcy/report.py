@@ -1,27 +1,44 @@
 """The report of a Darcy study: errors, comparison with the paper and SGLD, calibration, cost, and what was compared."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ridgewalk._validation import requires_extra
 from ridgewalk.darcy.grid import Array, Grid, cell_velocity
-from ridgewalk.studies.darcy.methods import ADAM_RATES, BASE_GROWTH, FRICTION, PAIR_EVERY, step_sizes_of
+from ridgewalk.studies.darcy.methods import (
+    ADAM_RATES,
+    BASE_GROWTH,
+    FRICTION,
+    PAIR_EVERY,
+    TAPERED_FROM,
+    TAPERED_TO,
+    random_step_sizes_of,
+    step_sizes_of,
+)
 from ridgewalk.studies.darcy.problem import (
     ADAM,
     BEST,
     CURVATURE_EXAMPLES,
     DIAGONAL,
     LEAST,
+    LIMITED,
+    LOW_RANK,
     MEMORIES,
     METHOD_NAMES,
     OURS,
     PRINTED,
     PSGLD,
+    RANDOM_METHOD_NAMES,
     SCALE_GRADIENTS,
     SGLD,
+    Kind,
     MultiscaleRow,
+    RandomPart,
+    RandomRow,
+    RandomStartRow,
     RunRow,
     Settings,
     StartRow,
@@ -52,6 +69,9 @@ HESSIAN_PRODUCT_COST = 2.5
 """The cost of a Hessian-vector product in gradients of as many samples."""
 TITLES = {"source": "Darcy flow: varying sources", "permeability": "Darcy flow: varying permeabilities"}
 FIELDS_FIGURE = "fields.png"
+RANDOM_FIGURE = "random-weights.png"
+WANTED_RATIO: dict[Kind, float] = {"source": 0.25, "permeability": 0.5}
+"""The ratio to SGLD's error, from random weights, that was asked for beforehand."""
 NAMES_IN_PAPER = {SGLD: "SGLD"} | {form.format(m): f"M={m}" for form in (PRINTED, OURS) for m in MEMORIES}
 
 Errors = dict[str, dict[float, tuple[float, float]]]
@@ -66,6 +86,9 @@ class Results(NamedTuple):
     starts: list[StartRow]
     tuning: list[TuningRow]
     runs: list[RunRow]
+    random: list[RandomRow]
+    """All runs from random weights, those at step sizes that were not chosen included."""
+    random_starts: list[RandomStartRow]
 
     @classmethod
     def of(cls, rows: Iterable[object]) -> "Results":
@@ -75,7 +98,19 @@ class Results(NamedTuple):
         def of_type(kind: type[T]) -> list[T]:
             return [row for row in found if isinstance(row, kind)]
 
-        return cls(of_type(MultiscaleRow)[0], of_type(StartRow), of_type(TuningRow), of_type(RunRow))
+        first = of_type(MultiscaleRow)[0]
+        lists = of_type(StartRow), of_type(TuningRow), of_type(RunRow), of_type(RandomRow), of_type(RandomStartRow)
+        return cls(first, *lists)
+
+    def chosen_random(self) -> list[RandomRow]:
+        """The runs from random weights, of several step sizes in a cell the one of lowest held-out error."""
+        best: dict[tuple[str, float, int], RandomRow] = {}
+        for row in self.random:
+            cell = row.method, row.sparsity, row.seed
+            known = best.get(cell)
+            if known is None or known.diverged or (not row.diverged and row.held_error < known.held_error):
+                best[cell] = row
+        return list(best.values())
 
     def runs_for(self, mirror: bool) -> list[RunRow]:
         """The runs with or without the symmetry."""
@@ -95,10 +130,10 @@ def error_figure(mirror: bool) -> str:
     return "errors-mirror.png" if mirror else "errors.png"
 
 
-def errors_of(runs: Sequence[RunRow], what: str = "error") -> Errors:
+def errors_of(runs: Sequence[RunRow | RandomRow], what: str = "error") -> Errors:
     """A measurement by method and sparsity, over the seeds that did not diverge."""
     found: Errors = {}
-    for name in METHOD_NAMES:
+    for name in dict.fromkeys((*METHOD_NAMES, *RANDOM_METHOD_NAMES)):
         for sparsity in sorted({row.sparsity for row in runs}):
             chosen = (row for row in runs if row.method == name and row.sparsity == sparsity and not row.diverged)
             values = [getattr(row, what) for row in chosen]
@@ -141,13 +176,13 @@ def error_table(settings: Settings, mirror: bool, results: Results, caption: str
     return Table(caption, ("", "start", *methods, "multiscale solver"), tuple(lines), note)
 
 
-def _by_seed(runs: Sequence[RunRow], name: str, sparsity: float) -> dict[int, float]:
+def _by_seed(runs: Sequence[RunRow | RandomRow], name: str, sparsity: float) -> dict[int, float]:
     """The error of every seed that did not diverge."""
     chosen = (row for row in runs if row.method == name and row.sparsity == sparsity)
     return {row.seed: row.error for row in chosen if not row.diverged}
 
 
-def ratio_to_sgld(runs: Sequence[RunRow], sparsity: float) -> Number:
+def ratio_to_sgld(runs: Sequence[RunRow | RandomRow], sparsity: float) -> Number:
     """Ratio of errors over the seeds that both completed; marked by paired differences, since starts are shared."""
     ours, theirs = (_by_seed(runs, name, sparsity) for name in (BEST, SGLD))
     common = sorted(ours.keys() & theirs.keys())
@@ -239,12 +274,93 @@ def tuning_table(rows: Sequence[TuningRow]) -> Table | None:
     return Table("Held-out error (%) at the step sizes tried", columns, tuple(lines), note)
 
 
+def random_table(settings: Settings, part: RandomPart, results: Results) -> Table:
+    """Every method at every sparsity from random weights."""
+    runs = results.chosen_random()
+    errors = errors_of(runs)
+    lines: list[tuple[Cell, ...]] = []
+    for sparsity in part.sparsities:
+        cells: list[Cell] = []
+        for name in part.methods:
+            lost = sum(row.diverged for row in runs if row.method == name and row.sparsity == sparsity)
+            if sparsity not in errors.get(name, {}):
+                cells.append(Number(None, note="diverged"))
+                continue
+            mean, error = errors[name][sparsity]
+            se, printed = error if part.seeds > 1 else None, settings.paper.get(sparsity, {})
+            value = printed.get(NAMES_IN_PAPER.get(name, ""))
+            number = Number(mean, se, STYLE) if value is None else versus_paper(mean, value, se=se, style=STYLE)
+            cells.append(replace(number, note=f"{lost} diverged") if lost else number)
+        lines.append((_pruned(sparsity), *cells, _wanted_ratio(settings, runs, sparsity)))
+    seeds = "1 seed" if part.seeds == 1 else f"{part.seeds} seeds"
+    return Table(
+        f"From random weights: mean relative error (%) after {part.gradients:,} gradients, {seeds}",
+        ("", *part.methods, f"{BEST} / SGLD"),
+        tuple(lines),
+        "The prediction is the mean over the draws of the last fifth of the run (Adam: its last weights). The ratio "
+        f"is marked better if it is at most {WANTED_RATIO[settings.kind]:g}, which was asked for beforehand. Means "
+        "are over the seeds that did not diverge.",
+    )
+
+
+def _wanted_ratio(settings: Settings, runs: Sequence[RandomRow], sparsity: float) -> Number:
+    ratio = ratio_to_sgld(runs, sparsity)
+    if ratio.value is None:
+        return ratio
+    return replace(ratio, mark="better" if ratio.value <= WANTED_RATIO[settings.kind] else "worse")
+
+
+def random_tuning_table(settings: Settings, part: RandomPart, results: Results) -> Table | None:
+    """Held-out errors at the step sizes tried from random weights; None if step sizes were not tried."""
+    if not part.tuned:
+        return None
+    at = part.tuned_at(settings.tuning_sparsity)
+    cell = [row for row in results.random if row.seed == 0 and row.sparsity == at and not row.diverged]
+    lines: list[tuple[Cell, ...]] = []
+    for name in part.methods:
+        cells = []
+        for size in random_step_sizes_of(name):
+            tried = [row for row in cell if row.method == name and row.relative_step_size == size]
+            note = f"at {size:g}" if tried else f"diverged at {size:g}"
+            cells.append(Number(tried[0].held_error if tried else None, style=STYLE, note=note))
+        lines.append((name, *cells))
+    columns = ("", *(f"step size {i + 1}" for i in range(len(ADAM_RATES))))
+    note = f"In decreasing order, at the first seed, {_pruned(at)}; other runs have the step size of lowest error here."
+    return Table("From random weights: held-out error (%) at the step sizes tried", columns, tuple(lines), note)
+
+
+def _random_section(settings: Settings, part: RandomPart, results: Results) -> Section:
+    tuning = random_tuning_table(settings, part, results)
+    hours = sum(row.seconds for row in results.random) / 3600
+    text = (
+        "Here no optimiser comes first: every run of a seed starts at the same random weights, those from which Adam "
+        f"starts above, and each method has {part.gradients:,} gradients in all, including those for curvature pairs, "
+        "Hessian products (two each) and scales, which are measured at the random weights. λ_max there is "
+        f"{results.random_starts[0].curvature:.2g} in the weights' own units and "
+        f"{results.random_starts[0].rescaled_curvature:.2g} in the rescaled ones. Step sizes of all methods are "
+        f"constant in the first {100 * TAPERED_FROM:.0f} % of a run and fall along a cosine to "
+        f"{100 * TAPERED_TO:g} % of that in the rest; weights are pruned in the first two fifths. pSGLD learns its "
+        "second moment as it goes. "
+        f"All runs of this part took {hours:.1f} hours of CPU time.",
+    )
+    picture = Picture(
+        RANDOM_FIGURE,
+        "From random weights: test error against gradients, mean over seeds. At each point the prediction is the mean "
+        "over the last fifth of the draws so far. Cross: Adam at its end; dashed: the paper's best.",
+        "Curves of the error of every method against the number of gradients, one panel for each sparsity.",
+    )
+    tables = random_table(settings, part, results), *([tuning] if tuning else [])
+    return Section("From random weights", text, tables, (picture,))
+
+
 def build_report(settings: Settings, results: Results) -> Report:
     """Build the report. Calibration, fields and cost are those of the first of `settings.mirrors`."""
     mirror = settings.mirrors[0]
     runs = results.runs_for(mirror)
     tuning = tuning_table([row for row in results.tuning if row.mirror == mirror])
     sections = [_errors_section(settings, which, results) for which in settings.mirrors]
+    if settings.random is not None:
+        sections.append(_random_section(settings, settings.random, results))
     sections.append(Section("Calibration", (), (coverage_table(settings, runs),), _fields(settings, results)))
     sections.append(Section("Cost and step sizes", (), (cost_table(settings, runs), *([tuning] if tuning else []))))
     methods = (_budget(settings), _tuning(settings), _methods(settings), _posterior(settings))
@@ -358,6 +474,8 @@ STYLES = {
     DIAGONAL: ("tab:purple", "++"),
     OURS.format(1): ("lightskyblue", ""),
     BEST: ("tab:blue", ""),
+    LIMITED: ("tab:cyan", ""),
+    LOW_RANK: ("tab:red", ""),
     ADAM: ("tab:green", "\\\\"),
 }
 """Colour and hatching of every method."""
@@ -395,6 +513,38 @@ def plot_error_bars(
     axes.set_xticks(range(len(sparsities)), ["no pruning" if s == 0 else f"{100 * s:.0f} % pruned" for s in sparsities])
     axes.set_ylabel("mean relative error on test samples (%)")
     figure.legend(loc="outside upper center", fontsize=8, ncols=5, frameon=False)
+    return figure
+
+
+def plot_random_curves(runs: Sequence[RandomRow], paper: Mapping[float, Mapping[str, float]]) -> Figure:
+    """Error against gradients, mean over the seeds that did not diverge; one panel for each sparsity."""
+    sparsities = sorted({row.sparsity for row in runs})
+    figure = Figure(figsize=(max(5.0, 3.4 * len(sparsities)), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(sparsities), squeeze=False, sharey=True)[0]
+    for axes, sparsity in zip(panels, sparsities, strict=True):
+        for name in RANDOM_METHOD_NAMES:
+            chosen = [row for row in runs if row.method == name and row.sparsity == sparsity and not row.diverged]
+            if not chosen:
+                continue
+            gradients, errors = chosen[0].gradients or [], np.array([row.errors for row in chosen])
+            colour = STYLES[name][0]
+            if name == ADAM:
+                axes.plot(gradients, errors.mean(0), "x", color=colour, label=name)
+                continue
+            axes.plot(gradients, errors.mean(0), color=colour, label=name, lw=2.2 if name == BEST else 1.4)
+            axes.fill_between(gradients, errors.min(0), errors.max(0), color=colour, alpha=0.15, lw=0)
+        if sparsity in paper:
+            axes.axhline(min(paper[sparsity].values()), color="k", ls="--", lw=1)
+        axes.set_yscale("log")
+        axes.set_title(_pruned(sparsity), fontsize=10)
+        axes.set_xlabel("gradients")
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("mean relative error on test samples (%)")
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", fontsize=8, ncols=4, frameon=False)
     return figure
 
 

@@ -1,4 +1,6 @@
-"""The tasks of a Darcy study: starts, step sizes, runs of the methods, and the multiscale solver for comparison."""
+"""The tasks of a Darcy study: starts, step sizes, runs of the methods from the shared start and from random weights,
+and the multiscale solver for comparison.
+"""
 
 import json
 import time
@@ -21,11 +23,16 @@ from ridgewalk.neural.networks import count_weights
 from ridgewalk.neural.predictive import Predictive, gaussian_intervals, summarise
 from ridgewalk.samplers import pruned, sgld
 from ridgewalk.studies.darcy.methods import (
+    RANDOM_SAMPLERS,
     SAMPLERS,
     adam_baseline,
+    default_random_step_size,
     default_step_size,
     method_settings,
+    random_method_settings,
+    random_step_sizes_of,
     step_sizes_of,
+    tapered,
 )
 from ridgewalk.studies.darcy.problem import (
     ADAM,
@@ -39,6 +46,9 @@ from ridgewalk.studies.darcy.problem import (
     DarcyPosterior,
     MultiscaleRow,
     Part,
+    RandomPart,
+    RandomRow,
+    RandomStartRow,
     RunRow,
     Settings,
     Start,
@@ -49,25 +59,31 @@ from ridgewalk.studies.darcy.problem import (
     load_start,
     mirrored_flux,
     multiscale_error,
+    random_settings,
+    random_start,
     spe10_path,
 )
 from ridgewalk.studies.darcy.report import (
     FIELDS_FIGURE,
+    RANDOM_FIGURE,
     Results,
     build_report,
     error_figure,
     errors_of,
     plot_error_bars,
     plot_fields,
+    plot_random_curves,
 )
 from ridgewalk.studies.framework.comparison import run_chains, slug
 from ridgewalk.studies.framework.study import Outcome, Preset, Study, Task, save_figure
-from ridgewalk.studies.framework.tasks import Arrays, cached_arrays, row_fields
+from ridgewalk.studies.framework.tasks import Arrays, TaskCache, cached_arrays, row_fields
 
 LEVEL = 0.9
 BATCH_OF_PREDICTIONS = 50
 PRUNED_BY, KEPT_FROM = 0.4, 0.6
 """Fractions of a chain: pruning ends, draws are kept from."""
+CURVE_POINTS, LAST_DRAWS = 25, 0.2
+"""From random weights: draws kept over the whole run, and the fraction of those so far whose mean is judged."""
 SHOWN = (SGLD, BEST)
 """Methods whose predicted fields are plotted."""
 SHOWN_PARTS = ("truth", "mean", "lower", "upper")
@@ -99,8 +115,12 @@ def run_method(
     seed: int,
     relative_step_size: float,
     gradients: int,
+    from_random: bool = False,
 ) -> Draws | None:
-    """Run a method for a budget of gradients; None if it diverged."""
+    """Run a method for a budget of gradients; None if it diverged.
+
+    From random weights, step sizes are tapered and draws of the whole run are kept.
+    """
     settings = problem.settings
     began = time.perf_counter()
     if name == ADAM:
@@ -116,19 +136,20 @@ def run_method(
         weights = jax.tree.map(lambda leaf: np.asarray(leaf)[None], end)
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(weights))
         return Draws(weights, time.perf_counter() - began) if finite else None
-    method = SAMPLERS[name]
+    method = RANDOM_SAMPLERS[name] if from_random else SAMPLERS[name]
     steps = method.steps(gradients)
-    burn_in = int(KEPT_FROM * steps)
+    burn_in, draws = (0, CURVE_POINTS) if from_random else (int(KEPT_FROM * steps), settings.draws)
+    step_size = relative_step_size * method.unit(start.statistics)
     result = run_chains(
         with_pruning(method.build(settings.temperature, start.statistics), sparsity, steps),
         problem.target,
         start.position,
         seed=1_000 + seed,
         steps=steps,
-        step_size=relative_step_size * method.unit(start.statistics),
+        step_size=tapered(step_size, steps) if from_random else step_size,
         batch_size=settings.batch_size,
         burn_in=burn_in,
-        thin=max(1, (steps - burn_in) // settings.draws),
+        thin=max(1, (steps - burn_in) // draws),
     )
     if result is None:
         return None
@@ -186,7 +207,6 @@ def judge_draws(problem: DarcyPosterior, draws: Draws, row: RunRow) -> RunRow:
     true_held, true_test = (scaled.outputs.forward(part.fluxes) for part in (data.held, data.test))
     before = gaussian_intervals(test, [LEVEL])
     after = fit_conformal(held, true_held, [LEVEL]).intervals(test)
-    matrices = [leaf for leaf in jax.tree.leaves(draws.weights) if leaf.ndim > 2]
     first, last = draws.potentials or (None, None)
     return row._replace(
         diverged=0,
@@ -194,11 +214,17 @@ def judge_draws(problem: DarcyPosterior, draws: Draws, row: RunRow) -> RunRow:
         coverage_before=float(coverage(before, true_test)[0]),
         coverage=float(coverage(after, true_test)[0]),
         width=float(width(after)[0]),
-        zeros=float(np.mean(np.concatenate([leaf[-1].ravel() for leaf in matrices]) == 0)),
+        zeros=_zeros(draws.weights),
         seconds=draws.seconds,
         first_potential=first,
         last_potential=last,
     )
+
+
+def _zeros(weights: PyTree) -> float:
+    """The fraction of zeros of the last draw, without biases."""
+    matrices = [leaf for leaf in jax.tree.leaves(weights) if leaf.ndim > 2]
+    return float(np.mean(np.concatenate([leaf[-1].ravel() for leaf in matrices]) == 0))
 
 
 def field_prediction(problem: DarcyPosterior, weights: PyTree) -> dict[str, list[float]]:
@@ -327,14 +353,119 @@ def _multiscale(settings: Settings) -> Callable[[Path], MultiscaleRow]:
     return run
 
 
+def judge_random(problem: DarcyPosterior, draws: Draws, row: RandomRow, gradients: int) -> RandomRow:
+    """Fill in the curve of test errors, of the mean over the last draws so far, and what its end is."""
+    test = problem.data.test
+    found = predictions(problem, draws.weights, test)
+    count = len(found)
+    last = [max(1, round(LAST_DRAWS * (number + 1))) for number in range(count)]
+    means = (found[number + 1 - few : number + 1].astype(float).mean(0) for number, few in enumerate(last))
+    errors = [error_of(problem, mean, test) for mean in means]
+    at_end = held_error(problem, jax.tree.map(lambda leaf: leaf[-last[-1] :], draws.weights))
+    if not np.isfinite([*errors, at_end]).all():
+        return row
+    used = [gradients]
+    if row.method != ADAM:
+        method = RANDOM_SAMPLERS[row.method]
+        thin = max(1, method.steps(gradients) // CURVE_POINTS)
+        used = [method.gradients(thin * (number + 1)) for number in range(count)]
+    return row._replace(
+        diverged=0,
+        error=errors[-1],
+        held_error=at_end,
+        zeros=_zeros(draws.weights),
+        gradients=used,
+        errors=errors,
+    )
+
+
+def _random_run(
+    settings: Settings, part: RandomPart, name: str, sparsity: float, seed: int, step_size: float | list[Task]
+) -> Callable[[Path], RandomRow]:
+    """A run at a step size, or at the best of those that other tasks tried."""
+
+    def run(folder: Path) -> RandomRow:
+        began = time.process_time()
+        problem = darcy_posterior(settings, part.mirror)
+        relative = _best_tried(folder, step_size) if isinstance(step_size, list) else step_size
+        draws = run_method(
+            problem,
+            random_start(problem, seed, folder),
+            name,
+            sparsity=sparsity,
+            seed=seed,
+            relative_step_size=relative,
+            gradients=part.gradients,
+            from_random=True,
+        )
+        row = RandomRow(name, sparsity, seed, part.mirror, relative, diverged=1)
+        if draws is not None:
+            row = judge_random(problem, draws, row, part.gradients)
+        return row._replace(seconds=time.process_time() - began)
+
+    return run
+
+
+def _best_tried(folder: Path, tried: list[Task]) -> float:
+    """The step size of lowest held-out error; the smallest one if all diverged."""
+    found = [TaskCache(folder / "tasks").read(task) for task in tried]
+    rows = [one.row for one in found if one is not None and isinstance(one.row, RandomRow)]
+    finite = [row for row in rows if not row.diverged]
+    best = min(finite or rows, key=lambda row: row.held_error if finite else row.relative_step_size)
+    return best.relative_step_size
+
+
+def _random_statistics(settings: Settings, mirror: bool, seed: int) -> Callable[[Path], RandomStartRow]:
+    def run(folder: Path) -> RandomStartRow:
+        statistics = random_start(darcy_posterior(settings, mirror), seed, folder).statistics
+        return RandomStartRow(seed, statistics.curvature, statistics.rescaled_curvature)
+
+    return run
+
+
+def _random_tasks(settings: Settings, part: RandomPart) -> list[Task]:
+    """One task per method, sparsity and seed, and at the first seed and one sparsity one per step size."""
+    known = random_settings(settings) | {"temperature": settings.temperature, "mirror": part.mirror}
+    known |= {"data": data_source(settings.kind, spe10_path()), "from": "random weights"}
+    tasks = []
+    for seed in range(part.seeds):
+        run_start = _random_statistics(settings, part.mirror, seed)
+        tasks.append(Task(f"random-start-seed{seed}", known | {"seed": seed}, run_start, RandomStartRow, 5.0, "random"))
+    known |= {"gradients": part.gradients, "points": CURVE_POINTS, "kept": LAST_DRAWS, "pruned_by": PRUNED_BY}
+    cost, tuned_at = part.gradients / (17 if part.mirror else 25), part.tuned_at(settings.tuning_sparsity)
+
+    def task(name: str, sparsity: float, seed: int, step: float | list[Task], after: list[str]) -> Task:
+        about = known | random_method_settings(name) | {"sparsity": sparsity, "seed": seed}
+        label, group = f"random-{slug(name)}-{round(100 * sparsity)}-seed{seed}", f"random-{slug(name)}"
+        if isinstance(step, list):
+            about |= {"relative_step_sizes": list(random_step_sizes_of(name)), "tuned_at": tuned_at}
+        else:
+            label, about = f"{label}-step{step:g}", about | {"relative_step_size": step}
+        run = _random_run(settings, part, name, sparsity, seed, step)
+        return Task(label, about, run, RandomRow, cost, group, (f"random-start-seed{seed}", *after))
+
+    for name in part.methods:
+        tried = []
+        if part.tuned:
+            tried = [task(name, tuned_at, 0, step, []) for step in random_step_sizes_of(name)]
+        names = [one.name for one in tried]
+        tasks += tried
+        for sparsity in part.sparsities:
+            for seed in range(part.seeds):
+                if not (part.tuned and (sparsity, seed) == (tuned_at, 0)):
+                    step = tried if part.tuned else default_random_step_size(name)
+                    tasks.append(task(name, sparsity, seed, step, names))
+    return tasks
+
+
 def plan(settings: Settings) -> list[Task]:
-    """The multiscale solver, the starts, the choice of step sizes, then one task per run."""
+    """The multiscale solver, the starts, the choice of step sizes, one task per run, then runs from random weights."""
     known = task_settings(settings, False)
     tasks = [Task("multiscale", known, _multiscale(settings), MultiscaleRow, 0.5, "multiscale")]
     for mirror in settings.mirrors:
         tasks += _starts_and_tuning(settings, mirror)
         tasks += _runs(settings, mirror)
-    return tasks
+    return tasks if settings.random is None else tasks + _random_tasks(settings, settings.random)
 
 
 def _prefix(mirror: bool) -> str:
@@ -386,12 +517,16 @@ def assemble(settings: Settings, rows: Mapping[str, Any], folder: Path) -> Outco
         typical = [row.typical for row in results.runs_for(settings.mirrors[0]) if row.typical is not None]
         if typical:
             save_field(grid, typical[0], folder)
+    if results.random:
+        save_figure(folder, RANDOM_FIGURE, plot_random_curves(results.chosen_random(), settings.paper))
     numbers = {
         "data": results.starts[0].data_label,
         "multiscale": row_fields(results.multiscale),
         "starts": list(map(row_fields, results.starts)),
         "tuning": list(map(row_fields, results.tuning)),
         "runs": [row_fields(row, without=("fields", "typical")) for row in results.runs],
+        "random_starts": list(map(row_fields, results.random_starts)),
+        "random": list(map(row_fields, results.random)),
     }
     return Outcome(build_report(settings, results), numbers)
 
@@ -401,7 +536,8 @@ SOURCE = Study(
     f"{__name__}:SOURCE",
     {Preset.quick: SOURCE_QUICK, Preset.paper: SOURCE_PAPER},
     "a 20×20 grid instead of 50×50, 300 samples instead of 1,500, one seed, three of four sparsities, four of eight "
-    "methods, about a quarter of the gradients, half the draws, and no tuning of step sizes.",
+    "methods, about a quarter of the gradients, half the draws, and no tuning of step sizes; from random weights four of "
+    "seven methods at one sparsity, with 300 gradients instead of 4,000.",
     plan,
     assemble,
 )
@@ -412,7 +548,7 @@ PERMEABILITY = Study(
     {Preset.quick: PERMEABILITY_QUICK, Preset.paper: PERMEABILITY_PAPER},
     "a 20×20 grid instead of 50×50, 300 samples instead of 1,500, one seed, two of four sparsities, four of six "
     "methods, with the symmetry only, about an eighth of the gradients, five samples for the multiscale solver "
-    "instead of 20, and no tuning of step sizes.",
+    "instead of 20, no tuning of step sizes, and no runs from random weights.",
     plan,
     assemble,
 )
