@@ -203,4 +203,6 @@ def test_citation_is_of_this_version_and_names_the_paper():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
     assert cited["version"] == rw.__version__
+    newest = re.search(r"^## (\S+) \((\S+)\)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest.groups() == (rw.__version__, str(cited["date-released"]))
     assert [author["family-names"] for author in cited["references"][0]["authors"]] == ["Wang", "Deng", "Lin"]
