@@ -1,4 +1,4 @@
-"""The release: sdist and wheel are built, and the wheel works in an environment that has nothing but its requirements."""
+"""The release: sdist and wheel are built, and the wheel works in an environment with nothing but what it requires."""
 
 import re
 import subprocess

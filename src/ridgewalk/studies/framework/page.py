@@ -21,6 +21,7 @@ from ridgewalk._io import read_regular, write_atomically
 from ridgewalk._validation import requires_extra
 from ridgewalk.studies.framework.claims import REDUCED, Agreement, Claim, claims, compare_with_record, records_folder
 from ridgewalk.studies.framework.study import (
+    BENCHMARKS,
     NAMES,
     Cell,
     Mark,
@@ -71,6 +72,8 @@ class Evidence(NamedTuple):
     """The committed full-scale records."""
     reduced: list[Record]
     """The committed records of the quick preset."""
+    benchmark: Record | None = None
+    """The committed comparison with other libraries."""
 
 
 def write_page(folder: Path, records: Path | None = None) -> Path:
@@ -82,8 +85,10 @@ def write_page(folder: Path, records: Path | None = None) -> Path:
         full = read_records(committed, NAMES)
         runs = [] if committed.resolve() == folder.resolve() else runs
         reduced = read_records(committed / REDUCED, NAMES) if (committed / REDUCED).is_dir() else []
+    compared = next((record for record in full if record.name == BENCHMARKS), None)
+    full, runs = ([record for record in records if record.name != BENCHMARKS] for records in (full, runs))
     out = folder / "index.html"
-    write_atomically(out, render_page(Evidence(runs, full, reduced)).encode())
+    write_atomically(out, render_page(Evidence(runs, full, reduced, compared)).encode())
     return out
 
 
@@ -91,10 +96,12 @@ def render_page(evidence: Evidence) -> str:
     """Return the page as HTML."""
     title = "Ridgewalk: sampling posteriors that are hard to sample"
     agreements = agreements_of(evidence)
+    known = [*evidence.runs, *evidence.full, *([evidence.benchmark] if evidence.benchmark else [])]
     parts: list[tuple[str, str, list[Record], str]] = [("claims", "Claims", [], _claims(claims(evidence.full)))]
     parts.append(("record", "Paper and record", evidence.full, _full_scale(evidence.full)))
+    parts.append(("libraries", "Other libraries", [], _other_libraries(evidence.benchmark)))
     parts.append(("here", "This machine", evidence.runs, _this_machine(evidence.runs, agreements)))
-    parts.append(("environment", "Environment", [], _environments([*evidence.runs, *evidence.full])))
+    parts.append(("environment", "Environment", [], _environments(known)))
     shown = [part for part in parts if part[3]]
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -188,6 +195,23 @@ def _full_scale(records: list[Record]) -> str:
     return (
         f'<section id="record"><h2>The paper’s tables beside the full-scale record</h2>{paragraph(note)}{beside}'
         f"<h3>All studies at full scale</h3>{''.join(_study(record, 'record') for record in records)}</section>"
+    )
+
+
+def _other_libraries(record: Record | None) -> str:
+    """The comparison with other libraries: who is best at what, and folded below it every measurement."""
+    if record is None:
+        return ""
+    first, *others = record.report.sections
+    about = f"{record.environment['processor']}, {record.environment['cores']} cores. Command: {record.command}"
+    folded = "".join(
+        f"<details><summary>{escape(part.heading)}</summary>{''.join(map(paragraph, part.text))}"
+        f"{''.join(map(table, part.tables))}</details>"
+        for part in others
+    )
+    return (
+        f'<section id="libraries"><h2>{escape(record.report.title)}</h2>{"".join(map(paragraph, record.report.text))}'
+        f"{paragraph(about, 'faint')}{''.join(map(table, first.tables))}{folded}</section>"
     )
 
 
