@@ -235,8 +235,8 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
         if corrected and not held.size and not cold and len(x) >= FEWEST_TO_HOLD_OUT:
             if settings.chains == 1:
                 raise ValueError(
-                    f"recalibration: {self.recalibration!r} with chains=1 leaves no row to learn from, because each chain "
-                    "learns without its part of the rows; use 2 chains or more, or holdout=0.2"
+                    f"recalibration: {self.recalibration!r} with chains=1 leaves no row to learn from: a chain learns "
+                    "without its part of the rows; use 2 chains or more, or holdout=0.2"
                 )
             found, checks = self._fit_folds(spec, settings, fitted, *rows, wanted)
         else:

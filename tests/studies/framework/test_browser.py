@@ -81,8 +81,8 @@ def test_the_first_screen_has_a_verdict_and_a_picture(screens):
         assert screen["verdict"] == 1, screen
         assert screen["figure"] >= 0.6, screen
         assert screen["wide"] <= 0, screen
-        assert re.search(r"\d+ .* better", screen["words"]), screen["words"]
-        assert "agrees with the committed record" in screen["words"]
+        assert re.search(r"better than the paper in \d+ of its \d+ values", screen["words"]), screen["words"]
+        assert "agrees with the recorded results" in screen["words"]
 
 
 def test_the_keyboard_reaches_and_moves_everything(screens):

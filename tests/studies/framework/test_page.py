@@ -99,6 +99,7 @@ def test_tables_carry_the_numbers_of_the_metrics(folder, records, page):
 def test_words_say_what_colours_would(page):
     assert {"✓ better", "✗ worse"} <= set(re.findall(r"[✓=✗] \w+", page.text))
     assert "1 ✓ better, 0 = equal, 3 ✗ worse, of 4 values that the paper reports" in page.text
+    assert "better than the paper in 1 of its 4 values, equal in 0, worse in 3" in page.text
     for said in ("all diverged", "size <2>", "Made of <tasks>.", "Cost", "Reduced: fewer sizes.", "Full scale."):
         assert said in page.text, said
     assert "float64" in page.text
@@ -106,7 +107,7 @@ def test_words_say_what_colours_would(page):
 
 
 def test_a_reduced_run_is_compared_with_its_record_and_not_with_the_paper(folder, records, page):
-    assert "the run (1 study) agrees with the committed record of the same settings: 3 of 3 numbers" in page.text
+    assert "the run (1 study) agrees with the recorded results of the same settings: 3 of 3 numbers" in page.text
     reduced = json.loads((folder / "toy" / "metrics.json").read_text())
     cells = [c for row in table(reduced)["rows"] for c in row if isinstance(c, dict)]
     assert all(cell["paper"] is None and cell["mark"] is None for cell in cells)
@@ -124,7 +125,7 @@ def test_a_run_that_differs_from_its_record_says_so(folder, records, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(folder, run)
     text = Page(write_page(run, tmp_path / "records").read_text()).text
-    assert "differs from the committed record of the same settings: 1 of 3 numbers" in text
+    assert "differs from the recorded results of the same settings: 1 of 3 numbers" in text
     assert "Numbers outside the noise (2)" in text
     content["settings"]["factor"] = 5.0
     path.write_text(json.dumps(content))

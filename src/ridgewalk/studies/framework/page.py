@@ -145,8 +145,13 @@ def _introduction(evidence: Evidence, agreements: dict[str, Agreement | None]) -
     )
     said = []
     if evidence.full:
-        counts = _counts(evidence.full)
-        said.append(f"<b>At the paper’s scale</b> (recorded runs): {counts}." if counts else "")
+        counts = _mark_counts(evidence.full)
+        total = sum(counts.values())
+        if total:
+            said.append(
+                f"<b>Recorded at the paper’s scale</b> (Wang, Deng and Lin 2021): better than the paper in "
+                f"{counts['better']} of its {total} values, equal in {counts['equal']}, worse in {counts['worse']}."
+            )
     if evidence.runs:
         said.append(f"<b>On this machine:</b> {escape(_agreement_in_words(agreements))}")
     differs = any(found is not None and not found.agrees for found in agreements.values())
@@ -158,12 +163,12 @@ def _agreement_in_words(agreements: dict[str, Agreement | None]) -> str:
     compared = [found for found in agreements.values() if found is not None]
     studies = "1 study" if len(agreements) == 1 else f"{len(agreements)} studies"
     if not compared:
-        return f"{studies} run here; there is no committed record of the same settings to compare with."
+        return f"{studies} run here; there are no recorded results of the same settings to compare with."
     total, outside = sum(a.compared for a in compared), sum(len(a.different) for a in compared)
     verdict = "agrees with" if all(a.agrees for a in compared) else "differs from"
     without = len(agreements) - len(compared)
     return (
-        f"the run ({studies}) {verdict} the committed record of the same settings: {total - outside:,} of {total:,} "
+        f"the run ({studies}) {verdict} the recorded results of the same settings: {total - outside:,} of {total:,} "
         "numbers are equal within the noise" + (f"; {without} without a record." if without else ".")
     )
 
@@ -415,19 +420,23 @@ def _smaller(image: bytes) -> tuple[str, bytes]:
     return ("webp", memory.getvalue()) if len(memory.getvalue()) < len(image) else ("png", image)
 
 
-def _counts(records: list[Record]) -> str:
-    """How the values that the paper reports compare with the record, in words; empty if it reports none."""
-    cells = [
-        cell
+def _mark_counts(records: list[Record]) -> "Counter[Mark | None]":
+    """How many of the values that the paper reports are better, equal or worse in the records."""
+    return Counter(
+        cell.mark
         for record in records
         for part in paper_tables(record.report)
         for row in part.rows
         for cell in row
         if isinstance(cell, Number) and cell.paper is not None
-    ]
-    counts = Counter(cell.mark for cell in cells)
+    )
+
+
+def _counts(records: list[Record]) -> str:
+    """How the values that the paper reports compare with the record, in words; empty if it reports none."""
+    counts = _mark_counts(records)
     listed = ", ".join(f"{counts[mark]} {sign}" for mark, sign in SIGNS.items())
-    return f"{listed}, of {len(cells)} values that the paper reports" if cells else ""
+    return f"{listed}, of {sum(counts.values())} values that the paper reports" if counts else ""
 
 
 def _environments(records: list[Record]) -> str:
