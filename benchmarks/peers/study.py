@@ -1,6 +1,6 @@
 """Ridgewalk beside other libraries, as a study: `make benchmark`, or
 
-    python benchmarks/peers/study.py [--preset quick] [--out FOLDER] [--no-record]
+    python benchmarks/peers/study.py [--preset quick] [--out FOLDER] [--record]
 
 The first tasks use all cores, one after the other: times of steps, memory, resumption. The others are one process and
 one thread each. If it is interrupted, the same command continues. The preset "paper" takes up to an hour on two cores;
@@ -406,6 +406,9 @@ def markdown(record: Record, numbers: Mapping[str, Any]) -> str:
         f"of compute on {about['cores']} cores ({about['processor']}). "
         f"{', '.join(f'{name} {number}' for name, number in libraries.items())}, "
         f"Python {record.versions['python']}.",
+        f"**This is a short run to try every row; its ratios are rough.** Reduced: {record.reduced}"
+        if record.reduced
+        else "",
         *report.text,
     ]
     for section in report.sections:
@@ -428,7 +431,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", type=Preset, choices=list(Preset), default=Preset.paper)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmark")
-    parser.add_argument("--no-record", action="store_true", help="leave docs/ as it is")
+    parser.add_argument(
+        "--record",
+        action=argparse.BooleanOptionalAction,
+        help="write docs/results/benchmarks and docs/benchmarks.md (default: for the preset paper)",
+    )
     given = parser.parse_args()
     use_persistent_cache()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -438,7 +445,7 @@ def main() -> None:
         took = run.cache.run(task).seconds
         print(f"{task.name}, {took:.0f} s; {number} of {len(alone)} that need all cores", file=sys.stderr, flush=True)
     run_studies([STUDY], given.preset, given.out)
-    if given.preset is Preset.paper and not given.no_record:
+    if given.record or (given.record is None and given.preset is Preset.paper):
         RECORD.mkdir(parents=True, exist_ok=True)
         shutil.copy(given.out / BENCHMARKS / "metrics.json", RECORD / "metrics.json")
         PAGE.write_text(markdown(*read_record(RECORD.parent)))

@@ -209,6 +209,7 @@ def _other_libraries(record: Record | None) -> str:
         return ""
     first, *others = record.report.sections
     about = f"{record.environment['processor']}, {record.environment['cores']} cores. Command: {record.command}"
+    about += f". A short run, whose ratios are rough: {record.reduced}" if record.reduced else "."
     folded = "".join(
         f"<details><summary>{escape(part.heading)}</summary>{''.join(map(paragraph, part.text))}"
         f"{''.join(map(table, part.tables))}</details>"
