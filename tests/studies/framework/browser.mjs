@@ -81,7 +81,8 @@ async function keyboard(tab) {
   await tab.keyboard.press("Enter");
   found.folded = !await tab.evaluate(() => document.querySelector("details").open);
   /* Every stop of the Tab key is visible and marked. */
-  await tab.evaluate(() => { document.activeElement.blur(); scrollTo(0, 0); });
+  await tab.goto("about:blank");
+  await tab.goto(address, { waitUntil: "load" });
   let stops = 0, unmarked = [];
   for (; stops < 60; stops++) {
     await tab.keyboard.press("Tab");
