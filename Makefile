@@ -48,14 +48,12 @@ docs: $(READY)
 reproduce: $(READY)
 	$(BIN)/ridgewalk reproduce all --preset quick --out results
 
-# Ratios against peers, printed side by side in one run (installs PyTorch and the peers).
+# Ridgewalk beside other libraries, within an hour on two cores (installs PyTorch and the peers). Writes
+# docs/results/benchmarks and docs/benchmarks.md. If interrupted, run it again to resume.
 benchmark: $(READY)
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev,docs,peers]'
-	$(BIN)/python benchmarks/steps.py
-	$(BIN)/python benchmarks/darcy.py
-	$(BIN)/python benchmarks/networks.py
-	$(BIN)/python benchmarks/pruning.py
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision  # of no use here, and broken if built for another PyTorch
+	$(BIN)/python benchmarks/peers/study.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) results site build dist

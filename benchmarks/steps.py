@@ -1,8 +1,9 @@
 """The cost of a step: SGLD against BlackJAX's and posteriors', and the forms of HASGLD-SA as multiples of SGLD.
 
-    python benchmarks/steps.py [peers] [logistic] [network] [large] [--against TREE] [--rounds N]
+    python benchmarks/steps.py [SECTION …] [--against TREE] [--rounds N]
 
-Without a section all are run; `make benchmark` installs the peers (BlackJAX, and posteriors with PyTorch). The cases of
+Sections: peers, peers-network and peers-large, logistic, network and large.
+Without one all are run; `make benchmark` installs the peers (BlackJAX, and posteriors with PyTorch). The cases of
 a section are timed in turn, round after round, so that all of them see the same machine; times depend on it, the ratios
 are the result. `--against` names another checkout, whose cases are timed in turn with these by a process of its own.
 """
@@ -60,7 +61,7 @@ def run_ours(
 
 
 def run_blackjax(
-    target: rw.Posterior, start: jax.Array, step_size: float, *, ahead: bool
+    target: rw.Posterior, start: Any, step_size: float, batch_size: int, *, ahead: bool = False
 ) -> Callable[[int], Any] | None:
     """BlackJAX's SGLD in a `lax.scan` written by hand, or None where it is not installed.
 
@@ -71,16 +72,16 @@ def run_blackjax(
     except ImportError:
         return None
 
-    def gradient(position: jax.Array, batch: Any) -> jax.Array:
+    def gradient(position: Any, batch: Any) -> Any:
         return jax.grad(lambda p: -target.potential(p, batch))(position)
 
     step = blackjax.sgld(gradient).step
 
     def rows_of(key: jax.Array) -> jax.Array:
-        return jax.random.randint(key, (BATCH,), 0, target.size)
+        return jax.random.randint(key, (batch_size,), 0, target.size)
 
-    def compiled(key: jax.Array, steps: int) -> jax.Array:
-        def body(position: jax.Array, xs: Any) -> tuple[jax.Array, None]:
+    def compiled(key: jax.Array, steps: int) -> Any:
+        def body(position: Any, xs: Any) -> tuple[Any, None]:
             key, rows = xs
             if rows is None:
                 key, batch_key = jax.random.split(key)
@@ -96,28 +97,32 @@ def run_blackjax(
     return lambda steps: jitted(jax.random.key(0), steps)
 
 
-def run_posteriors(target: rw.Posterior, start: jax.Array, step_size: float) -> Callable[[int], Any] | None:
-    """posteriors' SGLD in its Python loop, or None where PyTorch is not installed."""
+def run_posteriors(
+    target: rw.Posterior, start: Any, step_size: float, batch_size: int, log_density: Callable[[Any, Any, Any], Any]
+) -> Callable[[int], Any] | None:
+    """posteriors' SGLD in its Python loop, or None where PyTorch is not installed.
+
+    `log_density(torch, parameters, batch)` is that of the target, its likelihood weighted for all rows.
+    """
     try:
         import posteriors
         import torch
     except ImportError:
         return None
-    features, labels = (torch.tensor(np.asarray(x)) for x in target.data)
+    data = [torch.tensor(np.asarray(x)) for x in target.data]
+    first = jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf)), start)
 
-    def log_posterior(weights: Any, batch: Any) -> tuple[Any, Any]:
-        logits = batch[0] @ weights
-        value = (batch[1] * logits - torch.nn.functional.softplus(logits)).sum() * (target.size / BATCH)
-        return value - (weights**2).sum() / 200, torch.tensor([])
+    def log_posterior(parameters: Any, batch: Any) -> tuple[Any, Any]:
+        return log_density(torch, parameters, batch), torch.tensor([])
 
     transform = posteriors.sgmcmc.sgld.build(log_posterior, lr=step_size, beta=0.0)
 
     def run(steps: int) -> float:
-        state = transform.init(torch.tensor(np.asarray(start)))
+        state = transform.init(jax.tree.map(lambda leaf: leaf.clone(), first))
         for _ in range(steps):
-            rows = torch.randint(0, target.size, (BATCH,))
-            state, _ = transform.update(state, (features[rows], labels[rows]), inplace=False)
-        return float(state.params[0])
+            rows = torch.randint(0, target.size, (batch_size,))
+            state, _ = transform.update(state, tuple(part[rows] for part in data), inplace=False)
+        return float(jax.tree.leaves(state.params)[0].sum())
 
     return run
 
@@ -147,6 +152,23 @@ def network(widths: tuple[int, ...], size: int = 512) -> tuple[rw.Posterior, dic
     return rw.Posterior(log_prior, log_likelihood, data), start
 
 
+def network_in_torch(torch: Any, parameters: Any, batch: Any, size: int = 512) -> Any:
+    """The log density of `network` in PyTorch."""
+    x, layers = batch[0], len(parameters) // 2
+    for i in range(layers):
+        x = x @ parameters[f"weight{i}"] + parameters[f"bias{i}"]
+        x = torch.tanh(x) if i < layers - 1 else x
+    prior = sum((leaf**2).sum() for leaf in parameters.values())
+    return -0.5 * ((batch[1] - x) ** 2).sum() * (size / len(x)) - 0.5 * prior
+
+
+def logistic_in_torch(torch: Any, weights: Any, batch: Any, size: int = 10_000) -> Any:
+    """The log density of `logistic` in PyTorch."""
+    logits = batch[0] @ weights
+    value = (batch[1] * logits - torch.nn.functional.softplus(logits)).sum() * (size / len(logits))
+    return value - (weights**2).sum() / 200
+
+
 def logistic() -> tuple[rw.Posterior, jax.Array]:
     """50-dimensional logistic regression with 10,000 examples and a Hessian of condition number about 1e5."""
     rng = np.random.default_rng(0)
@@ -168,17 +190,29 @@ def logistic() -> tuple[rw.Posterior, jax.Array]:
     return rw.Posterior(log_prior, log_likelihood, data), jnp.asarray(truth, jnp.float32)
 
 
-def peers() -> dict[str, Case]:
-    """SGLD of three libraries on the logistic regression."""
-    target, start = logistic()
-    step_size = 1e-5
+def peers(
+    target: rw.Posterior, start: Any, in_torch: Callable[[Any, Any, Any], Any], batch_size: int, steps: int
+) -> dict[str, Case]:
+    """SGLD of three libraries."""
+    step_size = 1e-6
     runs = {
-        "SGLD": run_ours(rw.sgld(), target, start, step_size, BATCH),
-        "BlackJAX, lax.scan": run_blackjax(target, start, step_size, ahead=False),
-        "BlackJAX, lax.scan, batches drawn ahead": run_blackjax(target, start, step_size, ahead=True),
-        "posteriors (PyTorch), its loop": run_posteriors(target, start, step_size),
+        "Ridgewalk": run_ours(rw.sgld(), target, start, step_size, batch_size),
+        "BlackJAX, lax.scan": run_blackjax(target, start, step_size, batch_size),
+        "BlackJAX, lax.scan, batches drawn ahead": run_blackjax(target, start, step_size, batch_size, ahead=True),
+        "posteriors (PyTorch), its loop": run_posteriors(target, start, step_size, batch_size, in_torch),
     }
-    return {name: Case(run, 1_000 if "PyTorch" in name else 40_000) for name, run in runs.items() if run is not None}
+    return {
+        name: Case(run, min(steps, 1_000) if "PyTorch" in name else steps)
+        for name, run in runs.items()
+        if run is not None
+    }
+
+
+def recipe(start: Any) -> rw.Sampler:
+    """The sampler of large networks in `rw.auto`: momentum, and L-BFGS snapshots over a diagonal base."""
+    limited = rw.SnapshotLBFGS(memory=2, curvature_every=10, base_growth=5.0)
+    scale = jax.tree.map(lambda leaf: 2.0 ** jnp.arange(-2, 2)[jnp.arange(leaf.size) % 4].reshape(leaf.shape), start)
+    return rw.Sampler(rw.Hamiltonian(friction=0.1), rw.rescaled(limited, scale))
 
 
 def forms(target: rw.Posterior, start: Any, batch_size: int, steps: int, *, dense: bool = False) -> dict[str, Case]:
@@ -193,6 +227,7 @@ def forms(target: rw.Posterior, start: Any, batch_size: int, steps: int, *, dens
             rw.hasgld_sa(form=limited, memory=2, curvature_every=10),  # type: ignore[arg-type]
             10,
         ),
+        "network recipe: M=2, a pair every 10 steps, diagonal base, momentum": (recipe(start), 10),
         "low rank R=20, a product every step": (rw.hasgld_sa(form="low_rank"), 24),
         "low rank R=20, a product every 10 steps": (rw.hasgld_sa(form="low_rank", curvature_every=10), 240),
     }
@@ -208,7 +243,18 @@ def forms(target: rw.Posterior, start: Any, batch_size: int, steps: int, *, dens
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], dict[str, Case]]]] = {
-    "peers": ("SGLD, 50-d logistic regression, batch 100", peers),
+    "peers": (
+        "SGLD, d = 50, logistic regression, batch 100",
+        lambda: peers(*logistic(), logistic_in_torch, BATCH, 40_000),
+    ),
+    "peers-network": (
+        "SGLD, d = 10⁴, dense network, batch 50",
+        lambda: peers(*network((32, 96, 70)), network_in_torch, 50, 2_400),
+    ),
+    "peers-large": (
+        "SGLD, d = 2.5·10⁶, dense network, batch 50",
+        lambda: peers(*network((625, 100, 484, 5_000)), network_in_torch, 50, 24),
+    ),
     "logistic": ("d = 50, logistic regression, batch 100", lambda: forms(*logistic(), BATCH, 40_000, dense=True)),
     "network": ("d = 10⁴, dense network, batch 50", lambda: forms(*network((32, 96, 70)), 50, 2_400)),
     "large": ("d = 2.5·10⁶, dense network, batch 50", lambda: forms(*network((625, 100, 484, 5_000)), 50, 24)),
@@ -271,9 +317,8 @@ class Worker:
         self.process.wait()
 
 
-def compare(section: str, trees: list[Path], rounds: int) -> None:
-    """Time the cases of a section in turn and print them."""
-    print(f"\n{SECTIONS[section][0]}", flush=True)
+def measure(section: str, trees: list[Path], rounds: int) -> list[dict[str, float]]:
+    """Seconds per step of the cases of a section with the package of each checkout, timed in turn."""
     workers = [Worker(tree, section) for tree in trees]
     names = [name for name in workers[0].names if all(name in worker.names for worker in workers)]
     for i in range(rounds):
@@ -282,13 +327,22 @@ def compare(section: str, trees: list[Path], rounds: int) -> None:
                 if i == 0 or worker.times[name][0][2] < LONG:
                     worker.time(name)
             print(f"  timed, round {i + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
-    base = workers[0].per_step(names[0])
-    for name in names:
-        cost, *other = (worker.per_step(name) for worker in workers)
-        line = f"  {name:44s}{cost * 1e6:12,.1f} µs a step {cost / base:7.2f} x {names[0]}"
-        print(line + "".join(f" {cost / one:9.3f} x the other tree's {one * 1e6:,.1f} µs" for one in other), flush=True)
+    found = [{name: worker.per_step(name) for name in names} for worker in workers]
     for worker in workers:
         worker.close()
+    return found
+
+
+def compare(section: str, trees: list[Path], rounds: int) -> None:
+    """Time the cases of a section in turn and print them."""
+    print(f"\n{SECTIONS[section][0]}", flush=True)
+    first, *others = measure(section, trees, rounds)
+    base = next(iter(first))
+    for name, cost in first.items():
+        line = f"  {name:66s}{cost * 1e6:12,.1f} µs a step {cost / first[base]:7.2f} x {base}"
+        for other in others:
+            line += f" {cost / other[name]:9.3f} x the other tree's {other[name] * 1e6:,.1f} µs"
+        print(line, flush=True)
 
 
 def main() -> None:

@@ -193,6 +193,20 @@ def hook(name):
     return module
 
 
+def test_the_reference_lists_its_names_in_one_line_each():
+    """Written by docs/hooks/api_tables.py: the pages can be read without a site."""
+    tables = hook("api_tables")
+    for page in sorted((DOCS / "api").glob("*.md")):
+        assert tables.with_table(page.read_text()) == page.read_text(), f"run {tables.__file__}"
+    assert "| `sgld` | Stochastic gradient Langevin dynamics" in (DOCS / "api" / "samplers.md").read_text()
+
+
+def test_pages_open_with_what_the_reader_can_do_after_them():
+    for page in DOCS.glob("*.md"):
+        if page.name not in ("index.md", "changelog.md", "contributing.md"):
+            assert re.match(r"# .+\n\nAfter this page you (can|know) ", page.read_text()), page
+
+
 def test_recorded_studies_are_shown(tmp_path):
     from ridgewalk.studies.framework.runner import write_record
 
@@ -216,4 +230,6 @@ def test_citation_is_of_this_version_and_names_the_paper():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
     assert cited["version"] == rw.__version__
+    newest = re.search(r"^## (\S+) \((\S+)\)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest.groups() == (rw.__version__, str(cited["date-released"]))
     assert [author["family-names"] for author in cited["references"][0]["authors"]] == ["Wang", "Deng", "Lin"]

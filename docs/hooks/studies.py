@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from ridgewalk.studies.framework.page import paragraph, study_blocks
-from ridgewalk.studies.framework.study import NAMES, Picture, Record, read_records
+from ridgewalk.studies.framework.study import (
+    BENCHMARKS,
+    NAMES,
+    Picture,
+    Record,
+    read_records,
+)
 
 MARKER = "<!-- the recorded studies -->"
 NOTHING = (
@@ -17,7 +23,9 @@ def recorded(folder: Path) -> str:
     """All studies of a folder, as Markdown with tables in HTML."""
     if not any(folder.glob("*/metrics.json")):
         return NOTHING
-    records = read_records(folder, NAMES)
+    records = [
+        record for record in read_records(folder, NAMES) if record.name != BENCHMARKS
+    ]
     return "\n\n".join(_study(record, folder.name) for record in records)
 
 

@@ -105,3 +105,5 @@ from ridgewalk.target import simplex as simplex
 from ridgewalk.tuning.mode import find_mode as find_mode
 from ridgewalk.tuning.step_size import StepSize as StepSize
 from ridgewalk.tuning.step_size import find_step_size as find_step_size
+
+__version__: str

@@ -173,6 +173,11 @@ class NeuralRegressor(MultiOutputMixin, RegressorMixin, NeuralEstimator):  # typ
         rows = scaled[learn], learnt[learn].astype(self.dtype)
         corrected = self.recalibration in ("conformal", "temperature")
         if corrected and not held.size and not cold and len(x) >= FEWEST_TO_HOLD_OUT:
+            if settings.chains == 1:
+                raise ValueError(
+                    f"recalibration: {self.recalibration!r} with chains=1 leaves no row to learn from: a chain learns "
+                    "without its part of the rows; use 2 chains or more, or holdout=0.2"
+                )
             found, checks = self._fit_folds(spec, settings, fitted, *rows, wanted)
         else:
             found = self._sample(spec, data_weight, settings, *rows, np.ones(len(learn)))

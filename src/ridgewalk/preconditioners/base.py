@@ -4,7 +4,7 @@ learnt from: Hessian-vector products, their largest eigenvalue, and curvature pa
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -206,6 +206,9 @@ class Preconditioner(PreconditionerSpec):
 class AdaptivePreconditioner(Preconditioner):
     """Base class of preconditioners that learn from steps: G changes ever less, and is no function of the position."""
 
+    reads: ClassVar[tuple[str, ...]] = ("before", "after", "gradient", "covector", "noise")
+    """The vectors of a `Transition` that `adapt` reads: they are computed in every step, also if no update is due."""
+
     @property
     @abstractmethod
     def interval(self) -> int:
@@ -223,14 +226,17 @@ class AdaptivePreconditioner(Preconditioner):
         """None: G does not depend on the position."""
         return
 
-    def update(self, operator: Any, transition: Transition) -> tuple[Any, UpdateInfo]:
-        """`adapt` in every `interval`-th step."""
+    def update(
+        self, operator: Any, transition: Transition, convert: Callable[[Transition], Transition] | None = None
+    ) -> tuple[Any, UpdateInfo]:
+        """`adapt` in every `interval`-th step, to `convert(transition)` if given."""
         unchanged = operator, no_update(transition.before)
 
         def adapt(carry: tuple[Any, UpdateInfo], arrays: Any) -> tuple[Any, UpdateInfo]:
-            return self.adapt(carry[0], transition._replace(**arrays))
+            known = transition._replace(**arrays)
+            return self.adapt(carry[0], known if convert is None else convert(known))
 
-        arrays = {name: value for name, value in transition._asdict().items() if name != "gradient_at"}
+        arrays = {name: getattr(transition, name) for name in (*self.reads, "step", "hot_until")}
         return every(self.interval, transition.step, adapt, unchanged, arrays)
 
 

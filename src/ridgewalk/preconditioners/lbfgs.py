@@ -9,7 +9,7 @@ Each G̃ is a multiple of the identity plus a low-rank part, so their mean is G 
 has the same form: one noise vector suffices, where a sum of independent noises would need one per window.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -171,6 +171,7 @@ def prune_window(old: Window, mask: Vector, position: Vector, gradient_at: Gradi
 class LBFGS(PairSettings):
     """G = G̃ of the newest pairs alone, without averaging: what HAMCMC uses; γ is at least `curvature_floor`."""
 
+    reads: ClassVar[tuple[str, ...]] = ("before", "after", "gradient")
     memory: int = 4
     curvature_floor: float = 1e-8
 
@@ -249,6 +250,7 @@ class SnapshotLBFGS(PairSettings):
     below base_growth / (r λ_max). Memory is 2 M (snapshots + 1) vectors.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("before", "after", "gradient")
     adaptation: Adaptation = DEFAULT_ADAPTATION
     snapshots: int = 2
     curvature_floor: float = 1e-8

@@ -12,7 +12,14 @@ from ridgewalk._pytree import Layout, array_field, layout_of, pytree_dataclass
 from ridgewalk._types import GradientAt, Key, PyTree, Scalar, Vector
 from ridgewalk._validation import check_between, check_choice, check_whole
 from ridgewalk.data import DataPlaceholder
-from ridgewalk.preconditioners.base import Preconditioner, PreconditionerSpec, StepContext, Transition, UpdateInfo
+from ridgewalk.preconditioners.base import (
+    AdaptivePreconditioner,
+    Preconditioner,
+    PreconditionerSpec,
+    StepContext,
+    Transition,
+    UpdateInfo,
+)
 from ridgewalk.target import Posterior, on_host
 
 SMALLEST_CURVATURE = 1e-12
@@ -114,14 +121,20 @@ class Rescaled(Preconditioner):
     def update(self, operator: RescaledOperator, transition: Transition) -> tuple[RescaledOperator, UpdateInfo]:
         """As the inner preconditioner, with the step in its coordinates."""
         scale = operator.scale
-        inner_transition = transition._replace(
-            before=transition.before / scale,
-            after=transition.after / scale,
-            gradient=scale * transition.gradient,
-            covector=scale * transition.covector,
-            gradient_at=self._rescaled_gradient(transition.gradient_at, scale),
-        )
-        inner, info = self.inner.update(operator.inner, inner_transition)
+
+        def rescale(known: Transition) -> Transition:
+            return known._replace(
+                before=known.before / scale,
+                after=known.after / scale,
+                gradient=scale * known.gradient,
+                covector=scale * known.covector,
+                gradient_at=self._rescaled_gradient(known.gradient_at, scale),
+            )
+
+        if isinstance(self.inner, AdaptivePreconditioner):  # which converts only where an update is due
+            inner, info = self.inner.update(operator.inner, transition, rescale)
+        else:
+            inner, info = self.inner.update(operator.inner, rescale(transition))
         return operator._replace(inner=inner), info
 
     def limit(

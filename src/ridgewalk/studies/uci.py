@@ -194,7 +194,7 @@ def _network(rows: Split, split: int, settings: Settings, **options: Any) -> Pre
     )
 
 
-def _gaussian(rows: Split, mean: Array, std: Array) -> Predicted:
+def gaussian_prediction(rows: Split, mean: Array, std: Array) -> Predicted:
     """The predictions of a Gaussian."""
     density = -0.5 * ((rows.test_y - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
     return Predicted(density, mean, mean - 1.6449 * std, mean + 1.6449 * std)
@@ -213,7 +213,7 @@ def _gaussian_process(rows: Split, split: int) -> Predicted:
     )
     model = GaussianProcessRegressor(kernel, normalize_y=True, random_state=split)
     model.fit(scaler.transform(rows.x), rows.y)
-    return _gaussian(rows, *model.predict(scaler.transform(rows.test_x), return_std=True))
+    return gaussian_prediction(rows, *model.predict(scaler.transform(rows.test_x), return_std=True))
 
 
 def _boosting(rows: Split, split: int) -> Predicted:
@@ -225,7 +225,7 @@ def _boosting(rows: Split, split: int) -> Predicted:
     model = HistGradientBoostingRegressor(max_iter=500, learning_rate=0.05, random_state=split)
     residuals = rows.y - cross_val_predict(model, rows.x, rows.y, cv=5)
     mean = model.fit(rows.x, rows.y).predict(rows.test_x)
-    return _gaussian(rows, mean, np.full(len(mean), np.sqrt(np.mean(residuals**2))))
+    return gaussian_prediction(rows, mean, np.full(len(mean), np.sqrt(np.mean(residuals**2))))
 
 
 class _Standardised(NamedTuple):
@@ -405,7 +405,11 @@ def measure(name: str, split: int, method: str, settings: Settings) -> UciRow:
     rows = read_split(name, split)
     began = time.process_time()
     found = METHODS[method](rows, split, settings)
-    seconds = time.process_time() - began
+    return score(name, split, method, rows, found, time.process_time() - began)
+
+
+def score(name: str, split: int, method: str, rows: Split, found: Predicted, seconds: float) -> UciRow:
+    """How good predictions of the test rows are."""
     inside = (found.lower <= rows.test_y) & (rows.test_y <= found.upper)
     error = float(np.sqrt(np.mean((found.mean - rows.test_y) ** 2)))
     density = float(found.log_density.mean())

@@ -21,6 +21,7 @@ from ridgewalk._io import read_regular, write_atomically
 from ridgewalk._validation import requires_extra
 from ridgewalk.studies.framework.claims import REDUCED, Agreement, Claim, claims, compare_with_record, records_folder
 from ridgewalk.studies.framework.study import (
+    BENCHMARKS,
     NAMES,
     Cell,
     Mark,
@@ -71,6 +72,8 @@ class Evidence(NamedTuple):
     """The committed full-scale records."""
     reduced: list[Record]
     """The committed records of the quick preset."""
+    benchmark: Record | None = None
+    """The committed comparison with other libraries."""
 
 
 def write_page(folder: Path, records: Path | None = None) -> Path:
@@ -82,8 +85,10 @@ def write_page(folder: Path, records: Path | None = None) -> Path:
         full = read_records(committed, NAMES)
         runs = [] if committed.resolve() == folder.resolve() else runs
         reduced = read_records(committed / REDUCED, NAMES) if (committed / REDUCED).is_dir() else []
+    compared = next((record for record in full if record.name == BENCHMARKS), None)
+    full, runs = ([record for record in records if record.name != BENCHMARKS] for records in (full, runs))
     out = folder / "index.html"
-    write_atomically(out, render_page(Evidence(runs, full, reduced)).encode())
+    write_atomically(out, render_page(Evidence(runs, full, reduced, compared)).encode())
     return out
 
 
@@ -91,10 +96,12 @@ def render_page(evidence: Evidence) -> str:
     """Return the page as HTML."""
     title = "Ridgewalk: sampling posteriors that are hard to sample"
     agreements = agreements_of(evidence)
+    known = [*evidence.runs, *evidence.full, *([evidence.benchmark] if evidence.benchmark else [])]
     parts: list[tuple[str, str, list[Record], str]] = [("claims", "Claims", [], _claims(claims(evidence.full)))]
     parts.append(("record", "Paper and record", evidence.full, _full_scale(evidence.full)))
+    parts.append(("libraries", "Other libraries", [], _other_libraries(evidence.benchmark)))
     parts.append(("here", "This machine", evidence.runs, _this_machine(evidence.runs, agreements)))
-    parts.append(("environment", "Environment", [], _environments([*evidence.runs, *evidence.full])))
+    parts.append(("environment", "Environment", [], _environments(known)))
     shown = [part for part in parts if part[3]]
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -138,8 +145,13 @@ def _introduction(evidence: Evidence, agreements: dict[str, Agreement | None]) -
     )
     said = []
     if evidence.full:
-        counts = _counts(evidence.full)
-        said.append(f"<b>At the paper’s scale</b> (recorded runs): {counts}." if counts else "")
+        counts = _mark_counts(evidence.full)
+        total = sum(counts.values())
+        if total:
+            said.append(
+                f"<b>Recorded at the paper’s scale</b> (Wang, Deng and Lin 2021): better than the paper in "
+                f"{counts['better']} of its {total} values, equal in {counts['equal']}, worse in {counts['worse']}."
+            )
     if evidence.runs:
         said.append(f"<b>On this machine:</b> {escape(_agreement_in_words(agreements))}")
     differs = any(found is not None and not found.agrees for found in agreements.values())
@@ -151,12 +163,12 @@ def _agreement_in_words(agreements: dict[str, Agreement | None]) -> str:
     compared = [found for found in agreements.values() if found is not None]
     studies = "1 study" if len(agreements) == 1 else f"{len(agreements)} studies"
     if not compared:
-        return f"{studies} run here; there is no committed record of the same settings to compare with."
+        return f"{studies} run here; there are no recorded results of the same settings to compare with."
     total, outside = sum(a.compared for a in compared), sum(len(a.different) for a in compared)
     verdict = "agrees with" if all(a.agrees for a in compared) else "differs from"
     without = len(agreements) - len(compared)
     return (
-        f"the run ({studies}) {verdict} the committed record of the same settings: {total - outside:,} of {total:,} "
+        f"the run ({studies}) {verdict} the recorded results of the same settings: {total - outside:,} of {total:,} "
         "numbers are equal within the noise" + (f"; {without} without a record." if without else ".")
     )
 
@@ -188,6 +200,24 @@ def _full_scale(records: list[Record]) -> str:
     return (
         f'<section id="record"><h2>The paper’s tables beside the full-scale record</h2>{paragraph(note)}{beside}'
         f"<h3>All studies at full scale</h3>{''.join(_study(record, 'record') for record in records)}</section>"
+    )
+
+
+def _other_libraries(record: Record | None) -> str:
+    """The comparison with other libraries: who is best at what, and folded below it every measurement."""
+    if record is None:
+        return ""
+    first, *others = record.report.sections
+    about = f"{record.environment['processor']}, {record.environment['cores']} cores. Command: {record.command}"
+    about += f". A short run, whose ratios are rough: {record.reduced}" if record.reduced else "."
+    folded = "".join(
+        f"<details><summary>{escape(part.heading)}</summary>{''.join(map(paragraph, part.text))}"
+        f"{''.join(map(table, part.tables))}</details>"
+        for part in others
+    )
+    return (
+        f'<section id="libraries"><h2>{escape(record.report.title)}</h2>{"".join(map(paragraph, record.report.text))}'
+        f"{paragraph(about, 'faint')}{''.join(map(table, first.tables))}{folded}</section>"
     )
 
 
@@ -391,19 +421,23 @@ def _smaller(image: bytes) -> tuple[str, bytes]:
     return ("webp", memory.getvalue()) if len(memory.getvalue()) < len(image) else ("png", image)
 
 
-def _counts(records: list[Record]) -> str:
-    """How the values that the paper reports compare with the record, in words; empty if it reports none."""
-    cells = [
-        cell
+def _mark_counts(records: list[Record]) -> "Counter[Mark | None]":
+    """How many of the values that the paper reports are better, equal or worse in the records."""
+    return Counter(
+        cell.mark
         for record in records
         for part in paper_tables(record.report)
         for row in part.rows
         for cell in row
         if isinstance(cell, Number) and cell.paper is not None
-    ]
-    counts = Counter(cell.mark for cell in cells)
+    )
+
+
+def _counts(records: list[Record]) -> str:
+    """How the values that the paper reports compare with the record, in words; empty if it reports none."""
+    counts = _mark_counts(records)
     listed = ", ".join(f"{counts[mark]} {sign}" for mark, sign in SIGNS.items())
-    return f"{listed}, of {len(cells)} values that the paper reports" if cells else ""
+    return f"{listed}, of {sum(counts.values())} values that the paper reports" if counts else ""
 
 
 def _environments(records: list[Record]) -> str:

@@ -60,7 +60,7 @@ class StudyRun:
         record = {
             "study": name,
             "preset": preset.value,
-            "command": f"ridgewalk reproduce {name} --preset {preset.value}",
+            "command": self.study.command.format(name=name, preset=preset.value),
             "reduced": self.study.reduced if preset is Preset.quick else "",
             "settings": dataclasses.asdict(self.settings),
             "seconds": sum(seconds.values()),

@@ -291,6 +291,8 @@ class Study(NamedTuple):
     """What the quick preset reduces, in words."""
     plan: Callable[[Any], list[Task]]
     assemble: Callable[[Any, Mapping[str, Any], Path], Outcome]
+    command: str = "ridgewalk reproduce {name} --preset {preset}"
+    """What a user runs."""
 
 
 LOCATIONS = {
@@ -308,6 +310,9 @@ LOCATIONS = {
 """The registry, in the order in which studies are reported. To add a study, add its location."""
 
 NAMES = tuple(LOCATIONS)
+
+BENCHMARKS = "benchmarks"
+"""The study of other libraries, of `make benchmark`; it is no part of the package, its record is."""
 
 
 def load_study(name: str) -> Study:

@@ -1,0 +1,1 @@
+"""Ridgewalk beside other libraries: `python benchmarks/peers/study.py` measures, and writes docs/benchmarks.md."""

@@ -1,0 +1,506 @@
+"""Samplers of Ridgewalk, BlackJAX and NumPyro on one posterior: effective draws, their cost, and their moments.
+
+Seconds are CPU seconds of one thread, without compilation. All samplers have the same potential, compiled by XLA.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from blackjax.mcmc import mclmc as blackjax_mclmc
+from numpyro import distributions as dist
+from numpyro import infer
+
+import ridgewalk as rw
+from peers.problems import CHAINS, Problem
+from ridgewalk.diagnostics.mixing import ess, r_hat
+
+RIDGEWALK = "Ridgewalk auto()"
+RIDGEWALK_MINIBATCH = "Ridgewalk auto(), minibatches"
+RIDGEWALK_CENTRED = "Ridgewalk auto(), control variates"
+KEPT = 2_000
+"""Draws of a chain that are kept, by thinning; effective draws hardly depend on it."""
+
+
+class Scale(NamedTuple):
+    """How long samplers run."""
+
+    seconds: float
+    """CPU seconds of sampling, warm-up and compilation not counted; samplers whose length is given in steps use the
+    speed of a first run."""
+    warmup: int
+    """Iterations of warm-up of NUTS and HMCECS."""
+    steps: int
+    """Of the first run of samplers that move in every gradient."""
+
+
+class Drawn(NamedTuple):
+    """What a sampler made, in the row that is recorded."""
+
+    sampler: str
+    settings: str
+    """What was chosen for it."""
+    effective: float
+    """Median bulk ESS over the quantities, of all chains."""
+    least: float
+    """The smallest."""
+    r_hat: float
+    """The largest."""
+    seconds: float
+    warmup_seconds: float
+    gradients: float
+    """Gradients after warm-up, of all chains."""
+    passes: float
+    """The same in passes over all rows."""
+    mean: list[float]
+    sd: list[float]
+    potential: float | None
+    """Mean over some of the draws, over all rows."""
+    failed: str = ""
+    """Why there are no draws."""
+
+
+def drawn(
+    problem: Problem, sampler: str, draws: Any, settings: str, *, potential: float | None = None, **cost: float
+) -> Drawn:
+    """Measure draws with leading axes (chain, draw)."""
+    values = problem.quantities(draws)
+    if not np.isfinite(values).all():
+        return failure(sampler, settings, "diverged")
+    sizes = np.array([ess(values[:, :, k]) for k in range(values.shape[2])])
+    worst = max(r_hat(values[:, :, k]) for k in range(values.shape[2])) if values.shape[0] > 1 else 1.0
+    flat = values.reshape(-1, values.shape[2]).astype(float)
+    return Drawn(
+        sampler=sampler,
+        settings=settings,
+        effective=float(np.median(sizes)),
+        least=float(sizes.min()),
+        r_hat=float(worst),
+        mean=flat.mean(axis=0).tolist(),
+        sd=flat.std(axis=0).tolist(),
+        potential=potential,
+        **cost,  # type: ignore[arg-type]
+    )
+
+
+def failure(sampler: str, settings: str, reason: str) -> Drawn:
+    """A row without draws."""
+    return Drawn(sampler, settings, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [], [], None, reason)
+
+
+def mean_potential(problem: Problem, draws: Any) -> float:
+    """The mean potential of some of the draws (chain, draw, …), over all rows."""
+    some = jax.tree.map(lambda leaf: leaf[:, :: max(1, leaf.shape[1] // 25)].reshape(-1, *leaf.shape[2:]), draws)
+    values = jax.lax.map(lambda p: problem.target.potential(p, problem.target.data), jax.tree.map(jnp.asarray, some))
+    return float(jnp.mean(values))
+
+
+def clocked(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and its CPU seconds."""
+    begun = time.process_time()
+    found = jax.block_until_ready(run())
+    return found, time.process_time() - begun
+
+
+def thinned(draws: Any, count: int) -> Any:
+    """At most `KEPT` draws of each chain, of draws with leading axes (chain, draw)."""
+    return jax.tree.map(lambda leaf: leaf[:, :: max(1, count // KEPT)], draws)
+
+
+# Ridgewalk
+
+
+def run_ridgewalk(problem: Problem, scale: Scale, *, name: str = RIDGEWALK) -> Drawn:
+    """`rw.auto()` with its defaults; the first run compiles, and its speed gives the length of the second."""
+    minibatch, centred = name != RIDGEWALK, name == RIDGEWALK_CENTRED
+    target = rw.control_variates(problem.target, problem.mode) if centred else problem.target
+    batch = problem.batch_size if minibatch else None
+
+    def run(key: int, steps: int) -> tuple[rw.Result, float, float]:
+        passed: list[tuple[int, float]] = []
+        begun = time.process_time()
+        result = rw.sample(
+            jax.random.key(key),
+            rw.auto(),
+            target,
+            problem.starts,
+            steps=steps,
+            batch_size=batch,
+            chains=CHAINS,
+            start_per_chain=True,
+            thin=max(1, int(0.8 * steps) // KEPT),
+            progress=False,
+            callback=lambda progress: passed.append((progress.step, time.process_time())),
+        )
+        total = time.process_time() - begun
+        late = [point for point in passed if point[0] >= result.burn_in]
+        each = (late[-1][1] - late[0][1]) / max(late[-1][0] - late[0][0], 1) if len(late) > 1 else total / steps
+        return result, each, total
+
+    try:
+        _, each, _ = run(1, scale.steps)
+        steps = int(np.clip(scale.seconds / max(each, 1e-9), scale.steps, 100 * scale.steps)) // 1_000 * 1_000
+        result, each, total = run(2, steps)
+    except rw.DivergenceError as error:
+        return failure(name, "", f"diverged: {error}"[:120])
+    kept = result.kept_positions()
+    sampled = steps - result.burn_in
+    # Exact gradients serve the step, its energy error and the curvature pair; on minibatches the pair takes a second
+    # one, and control variates another.
+    cost = 1 if not minibatch else 1 + centred + ("Identity" not in str(result.sampler))
+    share = batch / problem.target.size if batch else 1.0
+    return drawn(
+        problem,
+        name,
+        kept,
+        f"{steps:,} steps" + (f", batches of {batch}" if batch else ""),
+        potential=mean_potential(problem, kept),
+        seconds=each * sampled,
+        warmup_seconds=max(total - each * sampled, 0.0),
+        gradients=float(cost * sampled * CHAINS),
+        passes=float(cost * sampled * CHAINS * share),
+    )
+
+
+# NumPyro
+
+
+def numpyro_model(problem: Problem, subsample: int | None) -> Callable[[], None]:
+    """The posterior as a model with a plate of rows, which HMCECS needs."""
+    target = problem.target
+    leaves, structure = jax.tree.flatten(problem.mode)
+
+    def model() -> None:
+        real = dist.constraints.real
+        values = [
+            numpyro.sample(f"p{i}", dist.ImproperUniform(real, (), jnp.shape(leaf))) for i, leaf in enumerate(leaves)
+        ]
+        position = jax.tree.unflatten(structure, values)
+        numpyro.factor("prior", target.prior_value(position))
+        with numpyro.plate("row", target.size, subsample_size=subsample) as rows:
+            batch = jax.tree.map(lambda leaf: leaf[rows], target.data) if subsample else target.data
+            numpyro.factor("likelihood", target.likelihood_values(position, batch))
+
+    return model
+
+
+def run_nuts(problem: Problem, scale: Scale, *, dense: bool) -> Drawn:
+    """NumPyro's NUTS with a learnt diagonal or dense mass matrix."""
+    target = problem.target
+    kernel = infer.NUTS(potential_fn=lambda p: target.potential(p, target.data), dense_mass=dense)
+    name = "NumPyro NUTS, dense mass" if dense else "NumPyro NUTS"
+    return _run_mcmc(problem, scale, kernel, name, "num_steps", [problem.start(0), problem.start(1)], target.size)
+
+
+def run_hmcecs(problem: Problem, scale: Scale) -> Drawn:
+    """NumPyro's HMCECS around NUTS, with a Taylor proxy at the mode."""
+    subsample, blocks = 2 * problem.batch_size, 10
+    reference = {f"p{i}": leaf for i, leaf in enumerate(jax.tree.leaves(problem.mode))}
+    inner = infer.NUTS(numpyro_model(problem, subsample), dense_mass=True)
+    kernel = infer.HMCECS(inner, num_blocks=blocks, proxy=infer.HMCECS.taylor_proxy(reference))
+    return _run_mcmc(problem, scale, kernel, "NumPyro HMCECS", "hmc_state.num_steps", [None, None], subsample)
+
+
+def _run_mcmc(
+    problem: Problem, scale: Scale, kernel: Any, name: str, field: str, starts: list[Any], rows: int
+) -> Drawn:
+    """Two chains one after the other, in parts of equal length until the time is over; the first part compiles."""
+    made, leapfrogs, seconds, warmup_seconds = [], 0, 0.0, 0.0
+    part = 50
+    structure = jax.tree.structure(problem.mode)
+    for chain, start in enumerate(starts):
+        mcmc = infer.MCMC(kernel, num_warmup=scale.warmup, num_samples=part, progress_bar=False)
+        begin = mcmc.warmup
+        begin(jax.random.key(chain), init_params=start, collect_warmup=True, extra_fields=(field,))
+        warm = int(np.sum(mcmc.get_extra_fields()[field]))
+        parts: list[Any] = []
+        spent, counted = 0.0, 0
+        while True:
+
+            def run(number: int = len(parts), mcmc: Any = mcmc) -> Any:
+                mcmc.run(jax.random.key(100 + number), extra_fields=(field,))
+                return mcmc.get_samples()
+
+            found, took = clocked(run)
+            count = int(np.sum(mcmc.get_extra_fields()[field]))
+            mcmc.post_warmup_state = mcmc.last_state
+            if parts or chain:  # not the part that compiled
+                spent, counted = spent + took, counted + count
+            parts.append(found)
+            if len(parts) > 1 and spent >= scale.seconds / len(starts):
+                break
+        each = spent / max(counted, 1)
+        leaves = [
+            np.concatenate([np.asarray(jax.tree.leaves(one)[i]) for one in parts])
+            for i in range(len(jax.tree.leaves(parts[0])))
+        ]
+        made.append((leaves, len(parts) * part))
+        total = counted * len(parts) / max(len(parts) - (0 if chain else 1), 1)
+        leapfrogs, seconds = leapfrogs + int(total), seconds + total * each
+        warmup_seconds += warm * each
+    count = min(number for _, number in made)
+    draws = jax.tree.unflatten(
+        structure, [np.stack([one[0][i][:count] for one in made]) for i in range(len(made[0][0]))]
+    )
+    share = count * len(starts) / sum(number for _, number in made)
+    return drawn(
+        problem,
+        name,
+        thinned(draws, count),
+        f"{scale.warmup:,} warm-up iterations, {leapfrogs / sum(n for _, n in made):.0f} gradients a draw",
+        potential=mean_potential(problem, draws),
+        seconds=seconds * share,
+        warmup_seconds=warmup_seconds,
+        gradients=float(leapfrogs * share),
+        passes=float(leapfrogs * share * rows / problem.target.size),
+    )
+
+
+# BlackJAX
+
+
+def run_mclmc(problem: Problem, scale: Scale) -> Drawn:
+    """BlackJAX's microcanonical sampler, unadjusted, with its tuning of L, step size and diagonal."""
+    target = problem.target
+
+    def log_density(position: Any) -> jax.Array:
+        return -target.potential(position, target.data)
+
+    kernel = blackjax_mclmc.build_kernel()
+    integrator_gradients = 2  # McLachlan's scheme
+
+    def tune(key: Any, start: Any, steps: int) -> Any:
+        first, second = jax.random.split(key)
+        state = blackjax_mclmc.init(start, log_density, first)
+        return blackjax.mclmc_find_L_and_step_size(
+            mclmc_kernel=kernel, num_steps=steps, state=state, rng_key=second, logdensity_fn=log_density
+        )
+
+    @partial(jax.jit, static_argnums=(3, 4))
+    def run(key: Any, state: Any, parameters: Any, steps: int, thin: int) -> Any:
+        step = blackjax.mclmc(
+            log_density, parameters.L, parameters.step_size, inverse_mass_matrix=parameters.inverse_mass_matrix
+        ).step
+
+        def one(state: Any, key: Any) -> Any:
+            return jax.lax.scan(lambda s, k: (step(k, s)[0], None), state, jax.random.split(key, thin))[0]
+
+        def keep(state: Any, key: Any) -> Any:
+            state = one(state, key)
+            return state, state.position
+
+        return jax.lax.scan(keep, state, jax.random.split(key, steps // thin))
+
+    made, seconds, warmup_seconds, text = [], 0.0, 0.0, ""
+    count, thin = 0, 1
+    for chain in range(2):
+        key = jax.random.key(chain)
+        tuned = partial(jax.jit(tune, static_argnums=2), key, problem.start(chain), scale.steps)
+        clocked(tuned)  # compiles
+        (state, parameters, tuning_steps), warm = clocked(tuned)
+        if not np.isfinite(float(parameters.L)):
+            return failure("BlackJAX MCLMC", "", "its tuning returned NaN")
+        if not chain:
+            clocked(partial(run, key, state, parameters, 500, 1))
+            each = clocked(partial(run, key, state, parameters, 500, 1))[1] / 500
+            count = int(np.clip(scale.seconds / 2 / each, 1_000, 500_000))
+            thin = max(1, count // KEPT)
+            count = count // thin * thin
+            clocked(partial(run, key, state, parameters, count, thin))
+        (_, positions), took = clocked(partial(run, key, state, parameters, count, thin))
+        made.append(positions)
+        seconds, warmup_seconds = seconds + took, warmup_seconds + warm
+        text = f"{count:,} steps, {int(tuning_steps):,} of tuning"
+    draws = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *made)
+    total = float(2 * count * integrator_gradients)
+    return drawn(
+        problem, "BlackJAX MCLMC", draws, text, potential=mean_potential(problem, draws),
+        seconds=seconds, warmup_seconds=warmup_seconds, gradients=total, passes=total,
+    )  # fmt: skip
+
+
+def run_low_rank(problem: Problem, scale: Scale) -> Drawn:
+    """BlackJAX's NUTS with the low-rank mass matrix of its window adaptation."""
+    target = problem.target
+
+    def log_density(position: Any) -> jax.Array:
+        return -target.potential(position, target.data)
+
+    def adapt(key: Any, start: Any) -> Any:
+        warm = blackjax.window_adaptation_low_rank(blackjax.nuts, log_density)
+        found, info = warm.run(key, start, num_steps=scale.warmup)
+        return found.state, found.parameters, jnp.sum(info.info.num_integration_steps)
+
+    @partial(jax.jit, static_argnums=3)
+    def run(key: Any, state: Any, parameters: Any, count: int) -> Any:
+        step = blackjax.nuts(log_density, **parameters).step
+
+        def one(state: Any, key: Any) -> Any:
+            state, info = step(key, state)
+            return state, (state.position, info.num_integration_steps)
+
+        return jax.lax.scan(one, state, jax.random.split(key, count))
+
+    part, made, seconds, warmup_seconds, leapfrogs = 50, [], 0.0, 0.0, 0
+    compiled = jax.jit(adapt)
+    for chain in range(2):
+        start = partial(compiled, jax.random.key(chain), problem.start(chain))
+        if not chain:
+            compiled.lower(jax.random.key(0), problem.start(0)).compile()
+        (state, parameters, _), warm = clocked(start)
+        if not chain:
+            run(jax.random.key(0), state, parameters, part)
+        parts: list[Any] = []
+        spent = 0.0
+        while spent < scale.seconds / 2:
+            call = partial(run, jax.random.key(1 + len(parts)), state, parameters, part)
+            (state, (positions, steps)), took = clocked(call)
+            spent += took
+            leapfrogs += int(np.sum(steps))
+            parts.append(jax.tree.map(np.asarray, positions))
+            made.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
+        seconds, warmup_seconds = seconds + spent, warmup_seconds + warm
+    lengths = [len(jax.tree.leaves(one)[0]) for one in made]
+    count = min(lengths)
+    share = 2 * count / sum(lengths)
+    draws = jax.tree.map(lambda *leaves: np.stack([leaf[:count] for leaf in leaves]), *made)
+    return drawn(
+        problem,
+        "BlackJAX NUTS, low-rank mass",
+        thinned(draws, count),
+        f"{scale.warmup:,} warm-up iterations, {leapfrogs / sum(lengths):.0f} gradients a draw",
+        potential=mean_potential(problem, draws),
+        seconds=seconds * share,
+        warmup_seconds=warmup_seconds,
+        gradients=leapfrogs * share,
+        passes=leapfrogs * share,
+    )
+
+
+def run_stochastic(problem: Problem, scale: Scale, *, momentum: bool) -> Drawn:
+    """BlackJAX's SGLD, or SGHMC of ten gradients a step, at the best of four step sizes."""
+    target, batch = problem.target, problem.batch_size
+    name, inner = ("BlackJAX SGHMC", 10) if momentum else ("BlackJAX SGLD", 1)
+
+    def gradient(position: Any, rows: Any) -> Any:
+        return jax.grad(lambda p: -target.potential(p, rows))(position)
+
+    step = (blackjax.sghmc(gradient, num_integration_steps=inner) if momentum else blackjax.sgld(gradient)).step
+
+    @partial(jax.jit, static_argnums=(3, 4))
+    def run(key: Any, starts: Any, step_size: Any, draws: int, thin: int) -> Any:
+        def advance(position: Any, key: Any) -> tuple[Any, None]:
+            key, batch_key = jax.random.split(key)
+            rows = jax.random.randint(batch_key, (batch,), 0, target.size)
+            return step(key, position, jax.tree.map(lambda leaf: leaf[rows], target.data), step_size), None
+
+        def keep(position: Any, key: Any) -> tuple[Any, Any]:
+            position = jax.lax.scan(advance, position, jax.random.split(key, thin))[0]
+            return position, position
+
+        def chain(key: Any, start: Any) -> Any:
+            return jax.lax.scan(keep, start, jax.random.split(key, draws))
+
+        return jax.vmap(chain)(jax.random.split(key, CHAINS), starts)
+
+    root = problem.step_limit**0.5
+    grid = (
+        [root * factor for factor in (0.03, 0.1, 0.3, 0.7)]
+        if momentum
+        else [problem.step_limit * factor for factor in (0.003, 0.03, 0.1, 0.3)]
+    )
+    clocked(lambda: run(jax.random.key(0), problem.starts, grid[0], 100, 1))
+    each = clocked(lambda: run(jax.random.key(0), problem.starts, grid[0], 100, 1))[1] / 100
+    count = max(int(scale.seconds / len(grid) / each), KEPT)
+    thin = max(1, count // KEPT)
+    found = []
+    for number, step_size in enumerate(grid):
+        warm = partial(run, jax.random.key(10 + number), problem.starts, step_size, KEPT // 4, thin)
+        if not number:
+            clocked(warm)
+            clocked(lambda: run(jax.random.key(0), problem.starts, grid[0], KEPT, thin))
+        (positions, _), warm_took = clocked(warm)
+        (_, draws), took = clocked(partial(run, jax.random.key(20 + number), positions, step_size, KEPT, thin))
+        gradients = float(KEPT * thin * CHAINS * inner)
+        row = drawn(
+            problem,
+            name,
+            draws,
+            f"{KEPT * thin:,} steps, batches of {batch}, step size {step_size:.2g}, best of 4",
+            potential=mean_potential(problem, draws),
+            seconds=took,
+            warmup_seconds=warm_took,
+            gradients=gradients,
+            passes=gradients * batch / target.size,
+        )
+        found.append(row)
+    return best(problem, found)
+
+
+def best(problem: Problem, found: list[Drawn]) -> Drawn:
+    """The most effective one of those whose moments are right, else the one with the best moments."""
+    usable = [one for one in found if not one.failed]
+    if not usable:
+        return found[0]
+    right = [one for one in usable if error_of(one, problem.mean, problem.sd).right]
+    if right:
+        return max(right, key=lambda one: one.effective)
+    return min(usable, key=lambda one: error_of(one, problem.mean, problem.sd).total)
+
+
+class MomentError(NamedTuple):
+    """Of means and standard deviations, against a reference; zeros where there is none."""
+
+    mean: float
+    """The largest difference of a mean, in reference standard deviations."""
+    low: float
+    high: float
+    """The smallest and largest ratio of a standard deviation."""
+
+    @property
+    def right(self) -> bool:
+        """Means within 0.25 standard deviations, and these within 15 %: the tolerance of tests/zoo.py."""
+        return self.mean <= 0.25 and self.low >= 0.85 and self.high <= 1.15
+
+    @property
+    def total(self) -> float:
+        """A single number."""
+        return self.mean + abs(float(np.log(max(self.low, 1e-9)))) + abs(float(np.log(max(self.high, 1e-9))))
+
+
+def error_of(row: Drawn, mean: Any, sd: Any) -> MomentError:
+    """The errors of a row."""
+    if mean is None:
+        return MomentError(1 / max(row.effective, 1e-9), 1.0, 1.0)
+    mean, sd, found = np.asarray(mean), np.asarray(sd), np.asarray(row.sd)
+    return MomentError(
+        float(np.max(np.abs(np.asarray(row.mean) - mean) / sd)), float(np.min(found / sd)), float(np.max(found / sd))
+    )
+
+
+SAMPLERS: dict[str, Callable[[Problem, Scale], Drawn]] = {
+    "auto": run_ridgewalk,
+    "auto-minibatch": partial(run_ridgewalk, name=RIDGEWALK_MINIBATCH),
+    "auto-centred": partial(run_ridgewalk, name=RIDGEWALK_CENTRED),
+    "nuts": partial(run_nuts, dense=False),
+    "nuts-dense": partial(run_nuts, dense=True),
+    "hmcecs": run_hmcecs,
+    "mclmc": run_mclmc,
+    "nuts-low-rank": run_low_rank,
+    "sgld": partial(run_stochastic, momentum=False),
+    "sghmc": partial(run_stochastic, momentum=True),
+}
+
+
+def measure(name: str, problem: Problem, scale: Scale) -> Drawn:
+    """One sampler on one posterior; errors of a library become a row that says so."""
+    try:
+        return SAMPLERS[name](problem, scale)
+    except (RuntimeError, ValueError, FloatingPointError, AssertionError) as error:
+        return failure(name, "", f"{type(error).__name__}: {error}"[:160])
