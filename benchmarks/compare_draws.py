@@ -3,7 +3,8 @@
     python benchmarks/compare_draws.py OLD_TREE NEW_TREE [--only PATTERN] [--precision 32|64]
 
 A tree is a checkout with a `src` folder. Each tree runs in processes of its own, in single and in double precision,
-with fixed keys. OLD_TREE may also be a `.npz` file that `--record FILE` wrote in an earlier run of the new tree.
+with fixed keys. OLD_TREE may also be a `.npz` file that `--record FILE` wrote in an earlier run of the new tree, on the
+same machine, with the same XLA flags and number of threads: rounding depends on them.
 Prints one line per case and exits with status 1 on any difference.
 """
 

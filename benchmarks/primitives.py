@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ridgewalk._random import draw_noise, random_bits, uniform_integers
-from ridgewalk.preconditioners._linalg import blocked_gram
+from ridgewalk.preconditioners.base import blocked_gram
 from timing import seconds
 
 REPEATS = 30

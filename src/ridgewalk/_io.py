@@ -27,6 +27,9 @@ MARKER = ".ridgewalk"
 JSON_LIMIT = 2**26
 """Bytes of the largest JSON file that is read."""
 
+SEALED_LIMIT = 2**30
+"""The same of files of a store, which lists every chunk."""
+
 HEADER_LIMIT = 10**8
 """Bytes of the largest header of a safetensors file, as in the safetensors library."""
 
@@ -163,6 +166,20 @@ def unseal(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     if content.get("sha256") != _text_digest(rest):
         raise DamagedFileError(path, f"the checksum of {path.name} does not match, so it was changed or is damaged")
     return rest
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What was sealed in a JSON file, if its checksum matches."""
+    return unseal(path, read_json_object(path, SEALED_LIMIT))
+
+
+def signature(path: Path) -> tuple[int, int, int]:
+    """Which file this is: it changes where the file is written or replaced."""
+    try:
+        about = os.lstat(path)
+    except OSError as error:
+        raise DamagedFileError(path, "it was removed while the run was writing to the store") from error
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _text_digest(content: Mapping[str, Any]) -> str:

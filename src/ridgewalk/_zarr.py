@@ -286,7 +286,8 @@ class CheckedStore(LocalStore):
     """A folder whose chunks are checked when read: regular files, of the right size, with the right checksum.
 
     `arrays` are the arrays that may be read. `digests` holds, by key, the digest that a chunk must have where that is
-    known: those of the chunks that this store has written, and those that the caller puts there.
+    known: those of the chunks that this store has written, and those that the caller puts there. Where `complete`, all
+    chunks have to exist; else those of the first entries along axis 1 that `counts` has for an array.
     """
 
     def __init__(self, root: Path | str, *, read_only: bool = False) -> None:
@@ -294,18 +295,18 @@ class CheckedStore(LocalStore):
         self.arrays: dict[str, ArrayInfo] = {}
         self.complete = True
         self.digests: dict[str, str] = {}
-
-    def _share(self, other: "CheckedStore") -> "CheckedStore":
-        other.arrays, other.complete, other.digests = self.arrays, self.complete, self.digests
-        return other
+        self.counts: dict[str, int] = {}
 
     def with_read_only(self, read_only: bool = False) -> "CheckedStore":
         """The same store, for reading only or not."""
-        return self._share(type(self)(self.root, read_only=read_only))
+        other = type(self)(self.root, read_only=read_only)
+        other.arrays, other.complete = self.arrays, self.complete
+        other.digests, other.counts = self.digests, self.counts
+        return other
 
     def must_exist(self, name: str, index: tuple[int, ...]) -> bool:
         """Whether a chunk was written, so that it is an error if it is missing."""
-        return self.complete
+        return self.complete or (name in self.counts and index[1] * self.arrays[name].chunks[1] < self.counts[name])
 
     def _read(self, key: str) -> bytes | None:
         path = self.root / key
@@ -372,7 +373,6 @@ def open_group(
     mode: Literal["r", "r+"] = "r",
     dtypes: Collection[str] = NUMBERS,
     complete: bool = True,
-    store: type[CheckedStore] = CheckedStore,
 ) -> zarr.Group:
     """Open a zarr group of format 3 after its metadata have been checked.
 
@@ -387,8 +387,6 @@ def open_group(
     complete
         Whether every chunk of every array has been written (arrays with `write_empty_chunks=True`): a missing one is
         then an error, before memory for the array is allocated. False takes a missing chunk for fill values.
-    store
-        A subclass of `CheckedStore`.
 
     Raises
     ------
@@ -399,7 +397,7 @@ def open_group(
     if complete:
         for array in info.arrays.values():
             array.check_chunks()
-    checked = store(folder, read_only=mode == "r")
+    checked = CheckedStore(folder, read_only=mode == "r")
     checked.arrays, checked.complete = info.arrays, complete
     place = folder
     try:

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ridgewalk.preconditioners._linalg import bfgs_core, clipped_core, mixed_root
-from ridgewalk.preconditioners.base import Pair
+from ridgewalk.preconditioners.base import Pair, bfgs_core, clipped_core, mixed_root
 from ridgewalk.preconditioners.lbfgs import Window, empty_window
 
 R = 0.2

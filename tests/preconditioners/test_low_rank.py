@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import ridgewalk as rw
-from ridgewalk.preconditioners._linalg import BLOCK, blocked_gram
-from ridgewalk.preconditioners.base import Transition
+from ridgewalk.preconditioners.base import BLOCK, Transition, blocked_gram
 from ridgewalk.preconditioners.low_rank import whitener
 
 D = 60

@@ -8,7 +8,7 @@ from tests.pruning.pruning_cases import MEAN, gaussian
 
 import ridgewalk as rw
 from ridgewalk._pytree import layout_of
-from ridgewalk.preconditioners._linalg import prune_core, prune_matrix, prune_root
+from ridgewalk.preconditioners.base import prune_core, prune_matrix, prune_root
 from ridgewalk.preconditioners.dense import DenseScaled
 
 GAUSSIAN = gaussian()

@@ -13,7 +13,7 @@ from tests.harness import complaints
 from tests.sampling.problems import REGRESSION, run
 
 import ridgewalk as rw
-from ridgewalk.sampling import chunked_columns
+from ridgewalk.sampling import zarr_store
 
 
 def walled(theta):
@@ -64,7 +64,7 @@ def test_draws_before_the_divergence_stay(tmp_path, monkeypatch):
     assert np.isfinite(result.positions[0]).all()
 
     # Where a chunk ends between the last position and the step that shows it to be bad, the draws are the same.
-    monkeypatch.setattr(chunked_columns, "CHUNK_BYTES", 32)  # on disk, chunks of two draws: in memory or written
+    monkeypatch.setattr(zarr_store, "CHUNK_BYTES", 32)  # on disk, chunks of two draws: in memory or written
     for more in ({}, {"store": tmp_path / "one"}, {"store": tmp_path / "other", "burn_in": 1}):
         cut = run(**options, checkpoint_every=last, **more)
         np.testing.assert_array_equal(cut.positions[:], result.positions[:, more.get("burn_in", 0) :])

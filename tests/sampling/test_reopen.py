@@ -10,7 +10,7 @@ from tests.sampling.problems import assert_same_run, run
 
 import ridgewalk as rw
 from ridgewalk._io import DamagedFileError
-from ridgewalk.sampling import checkpoint, chunked_columns, reopen, zarr_store
+from ridgewalk.sampling import checkpoint, reopen, zarr_store
 
 OPTIONS = {"chains": 2, "burn_in": 7, "thin": 3, "steps": 200}
 
@@ -179,7 +179,7 @@ def test_the_outcome_of_an_earlier_process_is_forgotten(tmp_path):
 
 
 def test_chunks_are_compared_with_the_manifest_when_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunked_columns, "MOST_DRAWS", 8)
+    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 8)
     saved(tmp_path, "store")
     chunks = tmp_path / "store" / "posterior" / "position" / "c" / "0"
     (chunks / "2" / "0").write_bytes((chunks / "1" / "0").read_bytes())

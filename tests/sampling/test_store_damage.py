@@ -18,7 +18,7 @@ from tests.sampling.problems import assert_same_run, run
 import ridgewalk as rw
 from ridgewalk import _zarr
 from ridgewalk._io import DamagedFileError
-from ridgewalk.sampling import checkpoint, chunked_columns, reopen, zarr_store
+from ridgewalk.sampling import checkpoint, reopen, zarr_store
 from ridgewalk.sampling.storage import RunWriter
 
 GAUSSIAN = rw.Density(lambda p: -0.5 * sum(jnp.sum(leaf.astype(jnp.float32) ** 2) for leaf in jax.tree.leaves(p)))
@@ -26,7 +26,7 @@ GAUSSIAN = rw.Density(lambda p: -0.5 * sum(jnp.sum(leaf.astype(jnp.float32) ** 2
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(chunked_columns, "MOST_DRAWS", 8)
+    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 8)
 
 
 def chunk_files(store):
@@ -342,11 +342,11 @@ def test_many_chains_share_chunks(tmp_path):
 
 def test_chunks_are_of_about_one_size():
     for chains, shape, draws in ((1, (3,), 10**6), (10_000, (3,), 3), (4, (10**6,), 2000), (4, (), 50), (7, (5, 0), 9)):
-        spec = chunked_columns.ColumnSpec("x", "x", shape, np.dtype(np.float32))
+        spec = zarr_store.ColumnSpec("x", "x", shape, np.dtype(np.float32))
         chunks = spec.chunks(chains, draws)
         assert chunks[0] <= chains
         assert chunks[1] <= draws
-        assert np.prod(chunks) * 4 <= chunked_columns.CHUNK_BYTES
+        assert np.prod(chunks) * 4 <= zarr_store.CHUNK_BYTES
 
 
 def test_bfloat16_positions_are_stored_and_resumed(tmp_path):

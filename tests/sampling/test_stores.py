@@ -11,13 +11,13 @@ from tests.sampling.problems import assert_same_run, run
 
 import ridgewalk as rw
 from ridgewalk.diagnostics.mixing import effective_sample_size
-from ridgewalk.sampling import chunked_columns, zarr_store
+from ridgewalk.sampling import zarr_store
 
 OPTIONS = {"chains": 2, "burn_in": 7, "thin": 3}
 
 
 def test_a_store_holds_the_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunked_columns, "MOST_DRAWS", 4)  # several chunks, the last one partly filled
+    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 4)  # several chunks, the last one partly filled
     kept, stored = run(**OPTIONS), run(**OPTIONS, store=tmp_path / "draws.zarr")
     assert_same_run(kept, stored)
     with xarray.open_zarr(tmp_path / "draws.zarr", group="posterior", consolidated=False) as posterior:
@@ -40,7 +40,7 @@ def test_a_store_names_the_leaves_of_a_model(tmp_path):
 
 def test_a_store_can_be_read_while_the_run_goes_on(tmp_path, monkeypatch):
     """xarray and `open_result` see the draws so far and no NaN, with coordinates, and without a warning."""
-    monkeypatch.setattr(chunked_columns, "MOST_DRAWS", 5)
+    monkeypatch.setattr(zarr_store, "MOST_DRAWS", 5)
     monkeypatch.setattr(zarr_store, "SHOW_EVERY", 0.0)
     monkeypatch.setattr(zarr_store, "SHOW_SHARE", np.inf)
     seen = []

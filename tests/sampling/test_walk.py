@@ -34,8 +34,21 @@ def entered(call):
     return found
 
 
-@pytest.mark.parametrize("name", ["sgld", "hasgld_sa"])
-def test_a_stored_draw_is_few_files_away(tmp_path, name):
+GIVEN = {"steps": 50, "step_size": 1e-3}
+AUTO = {"steps": 520, "step_size": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sgld", GIVEN),
+        ("hasgld_sa", GIVEN),
+        pytest.param("sgld", AUTO, marks=pytest.mark.slow),
+        pytest.param("hasgld_sa", AUTO, marks=pytest.mark.slow),
+        pytest.param("auto", AUTO, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stored_draw_is_few_files_away(tmp_path, name, settings):
     pytest.importorskip("zarr")
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(100, 3)), "y": rng.normal(size=100)}
@@ -50,13 +63,12 @@ def test_a_stored_draw_is_few_files_away(tmp_path, name):
             sampler,
             target,
             jnp.zeros(3),
-            steps=50,
-            step_size=1e-3,
             batch_size=10,
             chains=2,
             store=folder / "draws.zarr",
             checkpoint=folder / "checkpoint",
             progress=False,
+            **settings,
         )
 
     run(tmp_path / "first")  # imports what is imported when it is needed

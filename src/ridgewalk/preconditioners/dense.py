@@ -13,16 +13,20 @@ import jax.numpy as jnp
 from ridgewalk._compilation import every, when
 from ridgewalk._pytree import pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
-from ridgewalk.preconditioners._linalg import bfgs_core, cholesky, mixed_root, powell_damping, prune_root
 from ridgewalk.preconditioners.base import (
     FactorMethods,
     PairSettings,
     Transition,
     UpdateInfo,
+    bfgs_core,
     check_growth,
+    cholesky,
     initial_curvature,
     is_usable,
     measure_pair,
+    mixed_root,
+    powell_damping,
+    prune_root,
 )
 from ridgewalk.preconditioners.lbfgs import Window, empty_window, prune_window
 from ridgewalk.preconditioners.static import Identity

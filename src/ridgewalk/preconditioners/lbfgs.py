@@ -18,23 +18,21 @@ from ridgewalk._compilation import every, when
 from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk._validation import check_between, check_whole
-from ridgewalk.preconditioners._linalg import (
-    bfgs_core,
-    blocked_gram,
-    clipped_core,
-    inverse,
-    mixed_root,
-    powell_damping,
-    prune_core,
-)
 from ridgewalk.preconditioners.base import (
     Pair,
     PairSettings,
     Transition,
     UpdateInfo,
+    bfgs_core,
+    blocked_gram,
+    clipped_core,
     initial_curvature,
+    inverse,
     is_usable,
     measure_pair,
+    mixed_root,
+    powell_damping,
+    prune_core,
 )
 from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 

@@ -13,14 +13,18 @@ from ridgewalk._compilation import when
 from ridgewalk._pytree import apply_mask, pytree_dataclass
 from ridgewalk._types import Adaptation, GradientAt, Scalar, Vector
 from ridgewalk._validation import check_whole
-from ridgewalk.preconditioners._linalg import blocked_gram, cholesky, eigh, inverse, prune_core
 from ridgewalk.preconditioners.base import (
     AdaptivePreconditioner,
     Transition,
     UpdateInfo,
+    blocked_gram,
     check_first_curvature,
     check_growth,
+    cholesky,
+    eigh,
     initial_curvature,
+    inverse,
+    prune_core,
 )
 from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 

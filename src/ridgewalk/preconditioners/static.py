@@ -11,7 +11,6 @@ from jax.flatten_util import ravel_pytree
 
 from ridgewalk._pytree import Layout, array_field, pytree_dataclass
 from ridgewalk._types import GradientAt, Mask, PyTree, Unravel, Vector
-from ridgewalk.preconditioners._linalg import prune_matrix, prune_root
 from ridgewalk.preconditioners.base import (
     FactorMethods,
     Preconditioner,
@@ -20,6 +19,8 @@ from ridgewalk.preconditioners.base import (
     Transition,
     UpdateInfo,
     no_update,
+    prune_matrix,
+    prune_root,
 )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ridgewalk._io import DamagedFileError, read_tensors
+from ridgewalk._io import DamagedFileError, read_sealed, read_tensors
 from ridgewalk._types import PyTree
 from ridgewalk.kernel import Info
 from ridgewalk.result import ChainStatus, Result
@@ -83,21 +83,20 @@ def settings_of(path: Path) -> Any:
 def open_finished(path: Path) -> dict[str, "StoredArray"]:
     """The arrays of a finished run's store, by name, after every chunk has been compared with the manifest."""
     from ridgewalk import _zarr  # noqa: PLC0415
-    from ridgewalk.sampling.chunked_columns import ChunkedColumn, ColumnSpec, DrawFolder  # noqa: PLC0415
-    from ridgewalk.sampling.zarr_store import DTYPES, MANIFEST  # noqa: PLC0415
+    from ridgewalk.sampling.zarr_store import DTYPES, MANIFEST, ChunkedColumn, ColumnSpec  # noqa: PLC0415
 
     manifest = _manifest(path)
     if manifest is None:
         raise DamagedFileError(path, f"it has no {MANIFEST}: the run that wrote it has not ended; resume it")
-    group: Any = _zarr.open_group(path, dtypes=DTYPES, complete=False, store=DrawFolder)
-    files: DrawFolder = group.store
+    group: Any = _zarr.open_group(path, dtypes=DTYPES, complete=False)
+    files: _zarr.CheckedStore = group.store
     found = {}
     for name, then in manifest["columns"].items():
         if name not in files.arrays:
             raise DamagedFileError(path / name, "this array of the store is missing")
         info = files.arrays[name]
         spec = ColumnSpec(name, str(info.attributes.get("leaf")), info.shape[2:], _dtype(info))
-        ChunkedColumn(spec, group[name], info, files).restart(then, then["draws"], set())
+        ChunkedColumn(spec, group[name], files).restart(then, then["draws"], set())
         found[name] = _zarr.StoredArray(group[name], spec.dtype)
     return found
 
@@ -108,7 +107,7 @@ def _dtype(info: "ArrayInfo") -> np.dtype[Any]:
 
 def _manifest(path: Path) -> dict[str, Any] | None:
     """The list of what a finished store holds; None where the run has not ended."""
-    from ridgewalk.sampling.zarr_store import MANIFEST, read_sealed  # noqa: PLC0415
+    from ridgewalk.sampling.zarr_store import MANIFEST  # noqa: PLC0415
 
     if settings_of(path) is None:
         raise ValueError(f"store: {path} is not a store of draws, or its {METADATA} is lost or damaged")
@@ -121,12 +120,11 @@ def _manifest(path: Path) -> dict[str, Any] | None:
 def _from_store(path: Path, position: PyTree) -> Result:
     """The draws that a store shows; chunks are compared with the manifest, where there is one, when they are read."""
     from ridgewalk import _zarr  # noqa: PLC0415
-    from ridgewalk.sampling.chunked_columns import DrawFolder  # noqa: PLC0415
-    from ridgewalk.sampling.zarr_store import DTYPES, OUTCOME, read_sealed  # noqa: PLC0415
+    from ridgewalk.sampling.zarr_store import DTYPES, OUTCOME  # noqa: PLC0415
 
     manifest, settings = _manifest(path), settings_of(path)
-    group: Any = _zarr.open_group(path, dtypes=DTYPES, complete=False, store=DrawFolder)
-    files: DrawFolder = group.store
+    group: Any = _zarr.open_group(path, dtypes=DTYPES, complete=False)
+    files: _zarr.CheckedStore = group.store
     named = group.attrs.get("columns")
     if not isinstance(named, list) or not all(name in files.arrays for name in named):
         raise DamagedFileError(path, "an array of the store is missing; restore it from a copy")
