@@ -37,6 +37,9 @@ with requires_extra("neural"):
 
 Array = NDArray[np.float64]
 
+MOST_R_HAT = 1.1
+"""The R-hat of predictions up to which leave-one-out estimates decide about recalibration="auto"."""
+
 
 class Checks(NamedTuple):
     """The correction of probabilities, and how it was found."""
@@ -73,7 +76,7 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         max_time: seconds after which sampling ends.
         recalibration: "temperature" raises probabilities to a power, the one of largest mean log probability of the
             labels by leave-one-out estimates; "auto" does so if that is larger by more than two standard errors, and
-            if the estimates are reliable; "none". Of `method="sample"` at temperature 1 only.
+            if the estimates are reliable and the chains have mixed; "none". Of `method="sample"` at temperature 1 only.
         dtype: of weights and sampling, "float32" or "float64".
         random_state: a seed; the same one gives the same model.
         checkpoint: a folder from which the same call resumes bit for bit after a kill.
@@ -219,6 +222,10 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         if self.recalibration == "auto" and unreliable > MOST_UNRELIABLE:
             share = f"Pareto k is above {UNRELIABLE:g} for {100 * unreliable:.0f} % of the examples"
             return Checks(nothing, f"{said}, not reliable ({share}); not recalibrated")
+        if self.recalibration == "auto" and not found.mixing.r_hat <= MOST_R_HAT:
+            # Draws that have not left their modes fit their own examples too well, whatever the importance weights.
+            mixed = f"R-hat of predictions {found.mixing.r_hat:.2f} is above {MOST_R_HAT:g}"
+            return Checks(nothing, f"{said}, not reliable ({mixed}); not recalibrated")
         if self.recalibration == "auto" and fitted.gain <= 2 * fitted.error:
             return Checks(nothing, f"{said}; not recalibrated")
         return Checks(Correction("temperature", fitted.temperature, nothing.scores), f"{said}; recalibrated")

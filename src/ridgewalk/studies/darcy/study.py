@@ -36,6 +36,7 @@ from ridgewalk.studies.darcy.methods import (
 )
 from ridgewalk.studies.darcy.problem import (
     ADAM,
+    ADAM_EPSILON,
     BEST,
     PERMEABILITY_PAPER,
     PERMEABILITY_QUICK,
@@ -268,6 +269,7 @@ def save_field(grid: Grid, fluxes: Mapping[str, list[float]], folder: Path) -> N
 def task_settings(settings: Settings, mirror: bool) -> dict[str, Any]:
     """The settings on which all tasks depend."""
     everything = asdict(settings) | {"mirror": mirror, "data": data_source(settings.kind, spe10_path())}
+    everything["adam_epsilon"] = ADAM_EPSILON
     return {key: value for key, value in everything.items() if key not in PLAN_ONLY}
 
 
