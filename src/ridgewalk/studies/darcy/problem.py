@@ -16,21 +16,17 @@ import numpy as np
 from ridgewalk._pytree import layout_of
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.darcy import (
-    Boundary,
     Grid,
     VaryingPermeability,
     VaryingSource,
     channelised,
     join_flux,
     karhunen_loeve,
-    multiscale_basis,
     read_spe10,
     sample_layer,
-    solve_multiscale,
     split_flux,
 )
-from ridgewalk.darcy.grid import Array, Pressure
-from ridgewalk.neural.assessment import mean_relative_error
+from ridgewalk.darcy.grid import Array
 from ridgewalk.neural.likelihoods import Noisy
 from ridgewalk.neural.networks import Model, Network, mlp, permeability_network, source_network
 from ridgewalk.neural.optimiser import Checkpointing, Schedule, optimise
@@ -105,6 +101,8 @@ class RandomPart:
     mirror: bool = False
     tuned: bool = True
     """Whether the four step sizes of a method are tried, at the first seed and `tuning_sparsity`."""
+    mlp_widths: tuple[int, ...] = ()
+    """As in `Settings`, for this part only."""
 
     def tuned_at(self, wanted: float) -> float:
         """The sparsity at which step sizes are tried: the one that is wanted, or the first where it is not run."""
@@ -433,21 +431,6 @@ def standardised(data: FlowData, mirror: bool) -> Scaled:
     inputs, outputs = fit_inputs(train.fields), fit_outputs(train.fluxes, "together")
     x, y = inputs.forward(train.fields), outputs.forward(train.fluxes)
     return Scaled(inputs, outputs, x.astype(np.float32), y.astype(np.float32))
-
-
-def multiscale_error(settings: Settings, blocks: int, per_edge: int) -> float:
-    """Mean relative error in % of the mixed multiscale solver on the first test samples."""
-    data = flow_data(settings, spe10_path())
-    test = Part(*(part[: settings.multiscale_samples] for part in data.test))
-    varying = settings.kind == "permeability"
-    boundary = Boundary(left=Pressure(1.0), right=Pressure(0.0)) if varying else Boundary()
-    size, fixed = (blocks, blocks), data.permeability
-    shared = None if fixed is None else multiscale_basis(fixed, boundary, size, per_edge)
-    found = []
-    for field in test.fields:
-        basis = shared or multiscale_basis(field, boundary, size, per_edge)
-        found.append(solve_multiscale(basis, 1.0 if varying else field, boundary).flux)
-    return mean_relative_error(np.array(found), test.fluxes)
 
 
 class DarcyPosterior(NamedTuple):

@@ -5,7 +5,7 @@ and the multiscale solver for comparison.
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from ridgewalk._io import write_atomically
 from ridgewalk._types import PyTree
-from ridgewalk.darcy import Grid
-from ridgewalk.darcy.grid import split_flux
+from ridgewalk.darcy import Boundary, Grid, multiscale_basis, solve_multiscale
+from ridgewalk.darcy.grid import Pressure, split_flux
 from ridgewalk.kernel import Sampler
 from ridgewalk.neural.assessment import coverage, mean_relative_error, width
 from ridgewalk.neural.conformal import fit_conformal
@@ -57,9 +57,9 @@ from ridgewalk.studies.darcy.problem import (
     TuningRow,
     darcy_posterior,
     data_source,
+    flow_data,
     load_start,
     mirrored_flux,
-    multiscale_error,
     random_settings,
     random_start,
     spe10_path,
@@ -346,6 +346,21 @@ def _tuning(settings: Settings, mirror: bool, name: str) -> Callable[[Path], Tun
     return run
 
 
+def multiscale_error(settings: Settings, blocks: int, per_edge: int) -> float:
+    """Mean relative error in % of the mixed multiscale solver on the first test samples."""
+    data = flow_data(settings, spe10_path())
+    test = Part(*(part[: settings.multiscale_samples] for part in data.test))
+    varying = settings.kind == "permeability"
+    boundary = Boundary(left=Pressure(1.0), right=Pressure(0.0)) if varying else Boundary()
+    size, fixed = (blocks, blocks), data.permeability
+    shared = None if fixed is None else multiscale_basis(fixed, boundary, size, per_edge)
+    found = []
+    for field in test.fields:
+        basis = shared or multiscale_basis(field, boundary, size, per_edge)
+        found.append(solve_multiscale(basis, 1.0 if varying else field, boundary).flux)
+    return mean_relative_error(np.array(found), test.fluxes)
+
+
 def _multiscale(settings: Settings) -> Callable[[Path], MultiscaleRow]:
     def run(_: Path) -> MultiscaleRow:
         blocks = settings.size // 10 if settings.size >= 40 else max(2, settings.size // 4)
@@ -427,12 +442,13 @@ def _random_statistics(settings: Settings, mirror: bool, seed: int) -> Callable[
 
 def _random_tasks(settings: Settings, part: RandomPart) -> list[Task]:
     """One task per method, sparsity and seed, and at the first seed and one sparsity one per step size."""
+    settings = replace(settings, mlp_widths=part.mlp_widths or settings.mlp_widths)
     known = random_settings(settings) | {"temperature": settings.temperature, "mirror": part.mirror}
     known |= {"data": data_source(settings.kind, spe10_path()), "from": "random weights"}
     tasks = []
     for seed in range(part.seeds):
         run_start = _random_statistics(settings, part.mirror, seed)
-        tasks.append(Task(f"random-start-seed{seed}", known | {"seed": seed}, run_start, RandomStartRow, 5.0, "random"))
+        tasks.append(Task(f"random-start-seed{seed}", known | {"seed": seed}, run_start, RandomStartRow, 5.0, "start"))
     known |= {"gradients": part.gradients, "points": CURVE_POINTS, "kept": LAST_DRAWS, "pruned_by": PRUNED_BY}
     cost, tuned_at = part.gradients / (17 if part.mirror else 25), part.tuned_at(settings.tuning_sparsity)
 
