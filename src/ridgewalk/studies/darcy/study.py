@@ -463,7 +463,7 @@ def _random_tasks(settings: Settings, part: RandomPart) -> list[Task]:
         return Task(label, about, run, RandomRow, cost, group, (f"random-start-seed{seed}", *after))
 
     for name in part.methods:
-        tried = []
+        tried: list[Task] = []
         if part.tuned:
             tried = [task(name, tuned_at, 0, step, []) for step in random_step_sizes_of(name)]
         names = [one.name for one in tried]
@@ -471,7 +471,7 @@ def _random_tasks(settings: Settings, part: RandomPart) -> list[Task]:
         for sparsity in part.sparsities:
             for seed in range(part.seeds):
                 if not (part.tuned and (sparsity, seed) == (tuned_at, 0)):
-                    step = tried if part.tuned else default_random_step_size(name)
+                    step: float | list[Task] = tried if part.tuned else default_random_step_size(name)
                     tasks.append(task(name, sparsity, seed, step, names))
     return tasks
 
