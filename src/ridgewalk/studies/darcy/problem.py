@@ -178,7 +178,14 @@ SOURCE_QUICK = Settings(
     chain_gradients=300,
     draws=10,
     tuned=False,
-    random=RandomPart(gradients=300, methods=(SGLD, PSGLD, BEST, ADAM), seeds=1, sparsities=(0.5,), tuned=False),
+    random=RandomPart(
+        gradients=1_000,
+        methods=(SGLD, PSGLD, BEST, ADAM),
+        seeds=1,
+        sparsities=(0.5,),
+        tuned=False,
+        mlp_widths=(64,),
+    ),
 )
 
 PERMEABILITY_PAPER = Settings(
