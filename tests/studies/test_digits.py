@@ -16,7 +16,13 @@ def test_the_report(tmp_path):
     outcome = study.assemble(study.Settings(splits=2), rows, tmp_path)
     table = outcome.report.sections[0].tables[0]
     assert table.rows[0][2].value == pytest.approx(0.15)
-    assert table.rows[0][4].value is None
+    line = dict(zip(table.columns, table.rows[0], strict=True))
+    assert line["R-hat"].value is None
+    assert line["raw ECE"].value == 0.02, "not recalibrated"
+    changed = {name: row._replace(temperature=0.5, raw_nll=0.3, raw_ece=0.05) for name, row in rows.items()}
+    again = study.assemble(study.Settings(splits=2), changed, tmp_path).report.sections[0].tables[0]
+    line = dict(zip(again.columns, again.rows[0], strict=True))
+    assert (line["raw ECE"].value, line["ECE"].value, line["temperature"].value) == pytest.approx((0.05, 0.02, 0.5))
     assert (tmp_path / "reliability.png").stat().st_size > 1000
     assert "counts" not in outcome.numbers["rows"][0]
     pooled = study._pooled(list(rows.values()))

@@ -35,6 +35,9 @@ with requires_extra("neural"):
 
 Array = NDArray[np.float64]
 
+MOST_R_HAT = 1.1
+"""The R-hat of predictions up to which leave-one-out estimates decide about recalibration="auto"."""
+
 
 class Checks(NamedTuple):
     """The correction of probabilities, and how it was found."""
@@ -58,7 +61,7 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         r_hat: sampling ends when the probabilities have this R-hat (median over 64 examples); None makes all `steps`.
         recalibration: "temperature" raises probabilities to a power, the one of largest mean log probability of the
             labels by leave-one-out estimates; "auto" does so if that is larger by more than two standard errors, and
-            if the estimates are reliable; "none". Of `method="sample"` at temperature 1 only.
+            if the estimates are reliable and the chains have mixed; "none". Of `method="sample"` at temperature 1 only.
     """
 
     class_weight: Mapping[Any, float] | str | None = None
@@ -149,6 +152,10 @@ class NeuralClassifier(ClassifierMixin, NeuralEstimator):  # type: ignore[misc]
         if self.recalibration == "auto" and unreliable > MOST_UNRELIABLE:
             share = f"Pareto k is above {UNRELIABLE:g} for {100 * unreliable:.0f} % of the examples"
             return Checks(nothing, f"{said}, not reliable ({share}); not recalibrated")
+        if self.recalibration == "auto" and not found.mixing.r_hat <= MOST_R_HAT:
+            # Draws that have not left their modes fit their own examples too well, whatever the importance weights.
+            mixed = f"R-hat of predictions {found.mixing.r_hat:.2f} is above {MOST_R_HAT:g}"
+            return Checks(nothing, f"{said}, not reliable ({mixed}); not recalibrated")
         if self.recalibration == "auto" and fitted.gain <= 2 * fitted.error:
             return Checks(nothing, f"{said}; not recalibrated")
         return Checks(Correction("temperature", fitted.temperature, nothing.scores), f"{said}; recalibrated")

@@ -116,6 +116,7 @@ def fit(
             "step_size": "auto" if step_size is None else step_size,
             "r_hat": r_hat,
             "max_time": max_time,
+            "recalibration": recalibration,
             "random_state": seed,
             "checkpoint": growing,
             "checkpoint_every": int(checkpoint_every) if checkpoint_every.isdigit() else checkpoint_every,
@@ -128,12 +129,10 @@ def fit(
                 likelihood=likelihood,
                 noise=noise,
                 holdout=holdout,
-                recalibration=recalibration,
                 output_scaling=output_scaling,
             )
         else:
-            weight = None if class_weight == "none" else class_weight
-            model = NeuralClassifier(**common, class_weight=weight, recalibration=recalibration)
+            model = NeuralClassifier(**common, class_weight=None if class_weight == "none" else class_weight)
         try:
             model.fit(_matrix(x), y)
             model.save(out, overwrite=overwrite)

@@ -35,12 +35,15 @@ class Schedule(NamedTuple):
     """w: divided out, so that gradients are clipped at the same norm whatever it is."""
     examples: int | None = None
     """N, where it is not the number of rows."""
+    epsilon: float = 1e-8
+    """Added to the root mean square of a gradient, in units of the loss: weights whose gradients are smaller hardly
+    move."""
 
     def optimiser(self) -> optax.GradientTransformation:
         """Adam, with gradients clipped at norm 1: the first ones may be large."""
         warm = max(self.steps // 20, 1)
         rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warm, max(self.steps, warm + 1))
-        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, eps=self.epsilon))
 
     @property
     def without_units(self) -> "Schedule":

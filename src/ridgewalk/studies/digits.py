@@ -11,6 +11,7 @@ import numpy as np
 
 from ridgewalk._validation import requires_extra
 from ridgewalk.neural.assessment import ClassAssessment, assess_classes, draw_class_reliability
+from ridgewalk.neural.conformal import powered
 from ridgewalk.studies.framework.comparison import mean_and_se
 from ridgewalk.studies.framework.study import Number, Outcome, Picture, Preset, Report, Section, Study, Table, Task
 from ridgewalk.studies.framework.tasks import row_fields
@@ -45,6 +46,11 @@ class DigitsRow(NamedTuple):
     counts: list[int]
     """The reliability curve: bins of confidence."""
     r_hat: float | None = None
+    temperature: float = 1.0
+    """Of the recalibrated probabilities; 1 where they are not."""
+    raw_nll: float | None = None
+    """Before recalibration, where there was one; as `raw_ece`."""
+    raw_ece: float | None = None
 
 
 @cache
@@ -76,12 +82,18 @@ def measure(split: int, method: str, settings: Settings) -> DigitsRow:
         random_state=split,
     )
     model.fit(x[: settings.rows], y[: settings.rows])
-    found = assess_classes(model.predict_proba(test_x), model.codes(test_y))
+    chances, codes = model.predict_proba(test_x), model.codes(test_y)
+    found = assess_classes(chances, codes)
     seconds = time.process_time() - began
     curve = found.confidence.tolist(), found.right.tolist(), found.counts.tolist()
     ratio = model.report_.r_hat
     known = float(ratio) if np.isfinite(ratio) else None
-    return DigitsRow(split, method, found.accuracy, found.nll, found.ece, seconds, *curve, known)
+    row = DigitsRow(split, method, found.accuracy, found.nll, found.ece, seconds, *curve, known)
+    scale = model.report_.scale
+    if scale == 1:
+        return row
+    raw = assess_classes(powered(chances, 1 / scale), codes)
+    return row._replace(temperature=scale, raw_nll=raw.nll, raw_ece=raw.ece)
 
 
 def plan(settings: Settings) -> list[Task]:
@@ -134,6 +146,9 @@ def build_report(settings: Settings, rows: Sequence[DigitsRow]) -> Report:
                 _number([row.accuracy for row in found], ".4f"),
                 _number([row.nll for row in found], ".4f"),
                 _number([row.ece for row in found], ".4f"),
+                _number([row.nll if row.raw_nll is None else row.raw_nll for row in found], ".4f"),
+                _number([row.ece if row.raw_ece is None else row.raw_ece for row in found], ".4f"),
+                _number([row.temperature for row in found], ".2f"),
                 _number(ratios, ".2f") if ratios else Number(None, note="–"),
                 _number([row.seconds for row in found], ".0f"),
             )
@@ -141,10 +156,12 @@ def build_report(settings: Settings, rows: Sequence[DigitsRow]) -> Report:
     plural = "split" if settings.splits == 1 else "splits"
     table = Table(
         f"{settings.splits} random {plural}, network {settings.network}",
-        ("method", "accuracy", "NLL", "ECE", "R-hat", "CPU s"),
+        ("method", "accuracy", "NLL", "ECE", "raw NLL", "raw ECE", "temperature", "R-hat", "CPU s"),
         tuple(lines),
         "± one standard error over splits. NLL: mean negative log probability of the label. ECE: expected calibration "
-        "error, 15 bins of confidence. Ensemble and sampled network start from the same four fits.",
+        "error, 15 bins of confidence. Raw: before recalibration, which raises the sampled network's probabilities to "
+        "a power (1 / temperature) where leave-one-out estimates call for it and the chains have mixed; the ensemble "
+        "has none. Ensemble and sampled network start from the same four fits.",
     )
     picture = Picture(
         "reliability.png",

@@ -30,7 +30,6 @@ from ridgewalk.studies.darcy.problem import (
     curvature_at,
     flow_data,
     mirrored,
-    multiscale_error,
     standardised,
     start_settings,
 )
@@ -43,7 +42,7 @@ from ridgewalk.studies.darcy.report import (
     random_tuning_table,
     ratio_to_sgld,
 )
-from ridgewalk.studies.darcy.study import plan
+from ridgewalk.studies.darcy.study import multiscale_error, plan
 
 TINY = Settings(
     "permeability",

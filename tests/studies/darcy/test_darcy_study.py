@@ -28,7 +28,7 @@ SMALL = Settings(
     multiscale_samples=2,
 )
 
-RANDOM = RandomPart(gradients=120, methods=(SGLD, BEST), seeds=1, sparsities=(0.5,), tuned=False)
+RANDOM = RandomPart(gradients=120, methods=(BEST,), seeds=1, sparsities=(0.5,), tuned=False)
 TINY = replace(
     SMALL, size=6, samples=28, train=22, held=10, chain_gradients=80, draws=4, mlp_widths=(8,), random=RANDOM
 )
@@ -59,7 +59,7 @@ def check(metrics, runs, page, folder):
     assert not list((folder / "arrays").glob(".*.partial"))
     figures = ["errors.png", "fields.png", *(["random-weights.png"] if metrics["numbers"]["random"] else [])]
     assert sorted(path.name for path in folder.glob("*.png")) == figures
-    assert page.count("data:image/png") == len(figures)
+    assert page.count("<figure><img") == len(figures)
     assert f"{start['weights']:,} weights" in page
 
 
@@ -67,14 +67,11 @@ def test_from_data_to_page_in_seconds(tmp_path):
     """All of the study but its size: optimiser, statistics, three methods, calibration, report, page."""
     metrics, runs, page = run(TINY, tmp_path)
     check(metrics, runs, page, tmp_path / "source")
-    random = {row["method"]: row for row in metrics["numbers"]["random"]}
-    assert set(random) == {SGLD, BEST}
-    for row in random.values():
-        assert row["error"] == row["errors"][-1] < row["errors"][0]
-        assert 110 <= row["gradients"][-1] <= 120
-        assert 0.4 < row["zeros"] <= 0.5
-        assert f"{row['error']:.3f}" in page
-    assert random[BEST]["error"] < random[SGLD]["error"]
+    (random,) = metrics["numbers"]["random"]
+    assert random["error"] == random["errors"][-1] < random["errors"][0] / 2
+    assert 110 <= random["gradients"][-1] <= 120
+    assert 0.4 < random["zeros"] <= 0.5
+    assert f"{random['error']:.3f}" in page
     assert metrics["numbers"]["starts"][0]["weights"] == 36 * 8 + 8 + 8 * 60 + 60
     before = {path: path.read_bytes() for path in (tmp_path / "source").rglob("*.json")}
     problem._darcy_posterior.cache_clear()
@@ -129,5 +126,9 @@ def test_from_random_weights_with_all_methods_and_step_sizes(tmp_path):
         best = min(tried, key=lambda row: row["held_error"])
         others = {row["relative_step_size"] for row in own if (row["sparsity"], row["seed"]) != (0.5, 0)}
         assert others == {best["relative_step_size"]}
+    errors = {
+        name: min(row["error"] for row in rows if row["method"] == name and "error" in row) for name in (SGLD, BEST)
+    }
+    assert errors[BEST] < errors[SGLD]
     headings = [section["heading"] for section in metrics["report"]["sections"]]
     assert headings[1] == "From random weights"

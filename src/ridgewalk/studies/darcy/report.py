@@ -331,6 +331,8 @@ def random_tuning_table(settings: Settings, part: RandomPart, results: Results) 
 
 def _random_section(settings: Settings, part: RandomPart, results: Results) -> Section:
     tuning = random_tuning_table(settings, part, results)
+    widths = " and ".join(map(str, part.mlp_widths))
+    network = f"The network is a multilayer perceptron with hidden layers of {widths} units. " if widths else ""
     hours = sum(row.seconds for row in results.random) / 3600
     text = (
         "Here no optimiser comes first: every run of a seed starts at the same random weights, those from which Adam "
@@ -340,7 +342,7 @@ def _random_section(settings: Settings, part: RandomPart, results: Results) -> S
         f"{results.random_starts[0].rescaled_curvature:.2g} in the rescaled ones. Step sizes of all methods are "
         f"constant in the first {100 * TAPERED_FROM:.0f} % of a run and fall along a cosine to "
         f"{100 * TAPERED_TO:g} % of that in the rest; weights are pruned in the first two fifths. pSGLD learns its "
-        "second moment as it goes. "
+        f"second moment as it goes. {network}"
         f"All runs of this part took {hours:.1f} hours of CPU time.",
     )
     picture = Picture(

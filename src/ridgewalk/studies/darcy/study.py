@@ -5,7 +5,7 @@ and the multiscale solver for comparison.
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from ridgewalk._io import write_atomically
 from ridgewalk._types import PyTree
-from ridgewalk.darcy import Grid
-from ridgewalk.darcy.grid import split_flux
+from ridgewalk.darcy import Boundary, Grid, multiscale_basis, solve_multiscale
+from ridgewalk.darcy.grid import Pressure, split_flux
 from ridgewalk.kernel import Sampler
 from ridgewalk.neural.assessment import coverage, mean_relative_error, width
 from ridgewalk.neural.conformal import fit_conformal
@@ -36,6 +36,7 @@ from ridgewalk.studies.darcy.methods import (
 )
 from ridgewalk.studies.darcy.problem import (
     ADAM,
+    ADAM_EPSILON,
     BEST,
     PERMEABILITY_PAPER,
     PERMEABILITY_QUICK,
@@ -56,9 +57,9 @@ from ridgewalk.studies.darcy.problem import (
     TuningRow,
     darcy_posterior,
     data_source,
+    flow_data,
     load_start,
     mirrored_flux,
-    multiscale_error,
     random_settings,
     random_start,
     spe10_path,
@@ -268,6 +269,7 @@ def save_field(grid: Grid, fluxes: Mapping[str, list[float]], folder: Path) -> N
 def task_settings(settings: Settings, mirror: bool) -> dict[str, Any]:
     """The settings on which all tasks depend."""
     everything = asdict(settings) | {"mirror": mirror, "data": data_source(settings.kind, spe10_path())}
+    everything["adam_epsilon"] = ADAM_EPSILON
     return {key: value for key, value in everything.items() if key not in PLAN_ONLY}
 
 
@@ -342,6 +344,21 @@ def _tuning(settings: Settings, mirror: bool, name: str) -> Callable[[Path], Tun
         return TuningRow(name, mirror, best_step_size(tuned), errors)
 
     return run
+
+
+def multiscale_error(settings: Settings, blocks: int, per_edge: int) -> float:
+    """Mean relative error in % of the mixed multiscale solver on the first test samples."""
+    data = flow_data(settings, spe10_path())
+    test = Part(*(part[: settings.multiscale_samples] for part in data.test))
+    varying = settings.kind == "permeability"
+    boundary = Boundary(left=Pressure(1.0), right=Pressure(0.0)) if varying else Boundary()
+    size, fixed = (blocks, blocks), data.permeability
+    shared = None if fixed is None else multiscale_basis(fixed, boundary, size, per_edge)
+    found = []
+    for field in test.fields:
+        basis = shared or multiscale_basis(field, boundary, size, per_edge)
+        found.append(solve_multiscale(basis, 1.0 if varying else field, boundary).flux)
+    return mean_relative_error(np.array(found), test.fluxes)
 
 
 def _multiscale(settings: Settings) -> Callable[[Path], MultiscaleRow]:
@@ -425,12 +442,13 @@ def _random_statistics(settings: Settings, mirror: bool, seed: int) -> Callable[
 
 def _random_tasks(settings: Settings, part: RandomPart) -> list[Task]:
     """One task per method, sparsity and seed, and at the first seed and one sparsity one per step size."""
+    settings = replace(settings, mlp_widths=part.mlp_widths or settings.mlp_widths)
     known = random_settings(settings) | {"temperature": settings.temperature, "mirror": part.mirror}
     known |= {"data": data_source(settings.kind, spe10_path()), "from": "random weights"}
     tasks = []
     for seed in range(part.seeds):
         run_start = _random_statistics(settings, part.mirror, seed)
-        tasks.append(Task(f"random-start-seed{seed}", known | {"seed": seed}, run_start, RandomStartRow, 5.0, "random"))
+        tasks.append(Task(f"random-start-seed{seed}", known | {"seed": seed}, run_start, RandomStartRow, 5.0, "start"))
     known |= {"gradients": part.gradients, "points": CURVE_POINTS, "kept": LAST_DRAWS, "pruned_by": PRUNED_BY}
     cost, tuned_at = part.gradients / (17 if part.mirror else 25), part.tuned_at(settings.tuning_sparsity)
 
@@ -445,7 +463,7 @@ def _random_tasks(settings: Settings, part: RandomPart) -> list[Task]:
         return Task(label, about, run, RandomRow, cost, group, (f"random-start-seed{seed}", *after))
 
     for name in part.methods:
-        tried = []
+        tried: list[Task] = []
         if part.tuned:
             tried = [task(name, tuned_at, 0, step, []) for step in random_step_sizes_of(name)]
         names = [one.name for one in tried]
@@ -453,7 +471,7 @@ def _random_tasks(settings: Settings, part: RandomPart) -> list[Task]:
         for sparsity in part.sparsities:
             for seed in range(part.seeds):
                 if not (part.tuned and (sparsity, seed) == (tuned_at, 0)):
-                    step = tried if part.tuned else default_random_step_size(name)
+                    step: float | list[Task] = tried if part.tuned else default_random_step_size(name)
                     tasks.append(task(name, sparsity, seed, step, names))
     return tasks
 
@@ -537,7 +555,7 @@ SOURCE = Study(
     {Preset.quick: SOURCE_QUICK, Preset.paper: SOURCE_PAPER},
     "a 20×20 grid instead of 50×50, 300 samples instead of 1,500, one seed, three of four sparsities, four of eight "
     "methods, about a quarter of the gradients, half the draws, and no tuning of step sizes; from random weights four "
-    "of seven methods at one sparsity, with 300 gradients instead of 4,000.",
+    "of seven methods at one sparsity, with a multilayer perceptron and 1,000 gradients instead of 4,000.",
     plan,
     assemble,
 )
