@@ -58,6 +58,8 @@ POSTERIORS = {
     "hierarchical": "hierarchical regression, 84 parameters, 80 groups, 5,000 rows, from random starts",
     "network": "network of 50 tanh units, 501 weights, 927 rows; effective draws are of predictions",
 }
+MOST_R_HAT = 1.1
+"""Above it, the effective draws of a sampler do not count as winning."""
 NOT_FOR = {("network", "auto-centred"), ("hierarchical", "auto-centred")}
 """Control variates need a centre near all draws, which these posteriors do not have."""
 
@@ -207,9 +209,11 @@ def sampler_section(rows: Mapping[str, Any], moments: Mapping[str, Any]) -> tupl
             error = MomentError(0.0, 1.0, 1.0) if reference is None else error_of(row, *reference)
             per_second = row.effective / row.seconds
             passes = 1_000 * row.effective / row.passes
-            if error.right:
+            agree = row.r_hat <= MOST_R_HAT
+            if error.right and agree:
                 rate[row.sampler], per_pass[row.sampler] = per_second, passes
-            right = f"{error.mean:.2f}; {error.low:.2f} to {error.high:.2f}" + ("" if error.right else ", wrong")
+            right = f"{error.mean:.2f}; {error.low:.2f} to {error.high:.2f}"
+            right += ("" if error.right else ", wrong") + ("" if agree else ", chains differ")
             lines.append(
                 (
                     row.sampler,
@@ -247,7 +251,7 @@ def sampler_section(rows: Mapping[str, Any], moments: Mapping[str, Any]) -> tupl
         "(predictions for the network), of all chains, after warm-up. A gradient of a minibatch is a gradient, and a "
         "part of a pass over the data. “Moments” are the largest difference of a posterior mean from the reference, in "
         "standard deviations, and the range of the ratios of standard deviations; “wrong” is beyond 0.25, or outside "
-        "0.85 to 1.15, and does not count as winning. BlackJAX’s SGLD and SGHMC have no warm-up: the best of four step "
+        f"0.85 to 1.15, and does not count as winning; nor does an R-hat above {MOST_R_HAT}. BlackJAX’s SGLD and SGHMC have no warm-up: the best of four step "
         "sizes is shown, the search is not counted. References: importance-weighted draws of Laplace’s approximation, "
         "a long run of NUTS for the hierarchical model, NumPyro’s NUTS of this table for the network.",
     )
