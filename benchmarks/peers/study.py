@@ -251,7 +251,8 @@ def sampler_section(rows: Mapping[str, Any], moments: Mapping[str, Any]) -> tupl
         "(predictions for the network), of all chains, after warm-up. A gradient of a minibatch is a gradient, and a "
         "part of a pass over the data. “Moments” are the largest difference of a posterior mean from the reference, in "
         "standard deviations, and the range of the ratios of standard deviations; “wrong” is beyond 0.25, or outside "
-        f"0.85 to 1.15, and does not count as winning; nor does an R-hat above {MOST_R_HAT}. BlackJAX’s SGLD and SGHMC have no warm-up: the best of four step "
+        f"0.85 to 1.15, and does not count as winning; nor does an R-hat above {MOST_R_HAT}. BlackJAX’s SGLD and SGHMC "
+        "have no warm-up: the best of four step "
         "sizes is shown, the search is not counted. References: importance-weighted draws of Laplace’s approximation, "
         "a long run of NUTS for the hierarchical model, NumPyro’s NUTS of this table for the network.",
     )
