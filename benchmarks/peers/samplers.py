@@ -123,7 +123,7 @@ def thinned(draws: Any, count: int) -> Any:
 
 
 def run_ridgewalk(problem: Problem, scale: Scale, *, name: str = RIDGEWALK) -> Drawn:
-    """`rw.auto()` with its defaults; the first run compiles, and its speed gives the length of the second."""
+    """`rw.auto()` with its defaults; the first run compiles, and the speed of the second gives the length of a third."""
     minibatch, centred = name != RIDGEWALK, name == RIDGEWALK_CENTRED
     target = rw.control_variates(problem.target, problem.mode) if centred else problem.target
     batch = problem.batch_size if minibatch else None
@@ -150,9 +150,12 @@ def run_ridgewalk(problem: Problem, scale: Scale, *, name: str = RIDGEWALK) -> D
         return result, each, total
 
     try:
-        _, each, _ = run(1, scale.steps)
-        steps = int(np.clip(scale.seconds / max(each, 1e-9), scale.steps, 100 * scale.steps)) // 1_000 * 1_000
+        run(1, scale.steps)
+        steps = scale.steps
         result, each, total = run(2, steps)
+        if total < scale.seconds / 2:
+            steps = int(scale.seconds / total * steps) // 1_000 * 1_000
+            result, each, total = run(3, steps)
     except rw.DivergenceError as error:
         return failure(name, "", f"diverged: {error}"[:120])
     kept = result.kept_positions()
