@@ -123,7 +123,7 @@ def thinned(draws: Any, count: int) -> Any:
 
 
 def run_ridgewalk(problem: Problem, scale: Scale, *, name: str = RIDGEWALK) -> Drawn:
-    """`rw.auto()` with its defaults; the first run compiles, and the speed of the second gives the length of a third."""
+    """`rw.auto()` with its defaults; the first run compiles, the speed of the second gives the length of a third."""
     minibatch, centred = name != RIDGEWALK, name == RIDGEWALK_CENTRED
     target = rw.control_variates(problem.target, problem.mode) if centred else problem.target
     batch = problem.batch_size if minibatch else None
