@@ -95,7 +95,7 @@ def measure_sampler(name: str, posterior: str, settings: Settings) -> Drawn:
     from peers.samplers import measure
 
     tall = posterior == "tall"
-    scale = Scale(settings.seconds, settings.warmup // 2 if tall else settings.warmup, settings.steps)
+    scale = Scale(settings.seconds, settings.warmup // 5 if tall else settings.warmup, settings.steps)
     return measure(name, problem(posterior), scale)
 
 
