@@ -75,6 +75,8 @@ def drawn(
         return failure(sampler, settings, "diverged")
     sizes = np.array([ess(values[:, :, k]) for k in range(values.shape[2])])
     worst = max(r_hat(values[:, :, k]) for k in range(values.shape[2])) if values.shape[0] > 1 else 1.0
+    if not np.isfinite([*sizes, worst]).all():
+        return failure(sampler, settings, "a chain did not move")
     flat = values.reshape(-1, values.shape[2]).astype(float)
     return Drawn(
         sampler=sampler,
