@@ -3,8 +3,9 @@
     python benchmarks/peers/study.py [--preset quick] [--out FOLDER] [--record]
 
 The first tasks use all cores, one after the other: times of steps, memory, resumption. The others are one process and
-one thread each. If it is interrupted, the same command continues. The preset "paper" is meant to take at most an hour on
-two cores; its record is copied to docs/results/benchmarks, and docs/benchmarks.md is written from it. "quick" tries every row.
+one thread each. If it is interrupted, the same command continues. The preset "paper" is meant to take at most an hour
+on two cores; its record is copied to docs/results/benchmarks, and docs/benchmarks.md is written from it. "quick" tries
+every row.
 """
 
 import argparse
@@ -407,8 +408,8 @@ INTRODUCTION = (
 NOTHING = (
     *INTRODUCTION,
     "`make benchmark` measures BlackJAX, NumPyro, posteriors, laplace-torch and deep ensembles beside Ridgewalk and "
-    "writes this page: times of a step, effective draws, predictions, memory, and resuming a run. No run is recorded in "
-    "this copy.",
+    "writes this page: times of a step, effective draws, predictions, memory, and resuming a run. No run is recorded "
+    "in this copy.",
 )
 """The page without a record."""
 
