@@ -48,7 +48,7 @@ docs: $(READY)
 reproduce: $(READY)
 	$(BIN)/ridgewalk reproduce all --preset quick --out results
 
-# Ridgewalk beside other libraries, within an hour on two cores (installs PyTorch and the peers). Writes
+# Ridgewalk beside other libraries, meant to take at most an hour on two cores (installs PyTorch and the peers). Writes
 # docs/results/benchmarks and docs/benchmarks.md. If interrupted, run it again to resume.
 benchmark: $(READY)
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev,docs,peers]'

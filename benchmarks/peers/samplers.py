@@ -75,6 +75,8 @@ def drawn(
         return failure(sampler, settings, "diverged")
     sizes = np.array([ess(values[:, :, k]) for k in range(values.shape[2])])
     worst = max(r_hat(values[:, :, k]) for k in range(values.shape[2])) if values.shape[0] > 1 else 1.0
+    if not np.isfinite([*sizes, worst]).all():
+        return failure(sampler, settings, "a chain did not move")
     flat = values.reshape(-1, values.shape[2]).astype(float)
     return Drawn(
         sampler=sampler,
@@ -108,6 +110,12 @@ def clocked(run: Callable[[], Any]) -> tuple[Any, float]:
     return found, time.process_time() - begun
 
 
+def compiled(function: Callable[..., Any], *arguments: Any, static: tuple[int, ...] = ()) -> Callable[..., Any]:
+    """A function compiled for these arguments, to be called with those that are not static."""
+    found: Callable[..., Any] = jax.jit(function, static_argnums=static).lower(*arguments).compile()
+    return found
+
+
 def thinned(draws: Any, count: int) -> Any:
     """At most `KEPT` draws of each chain, of draws with leading axes (chain, draw)."""
     return jax.tree.map(lambda leaf: leaf[:, :: max(1, count // KEPT)], draws)
@@ -117,7 +125,7 @@ def thinned(draws: Any, count: int) -> Any:
 
 
 def run_ridgewalk(problem: Problem, scale: Scale, *, name: str = RIDGEWALK) -> Drawn:
-    """`rw.auto()` with its defaults; the first run compiles, and its speed gives the length of the second."""
+    """`rw.auto()` with its defaults; the first run compiles, the speed of the second gives the length of a third."""
     minibatch, centred = name != RIDGEWALK, name == RIDGEWALK_CENTRED
     target = rw.control_variates(problem.target, problem.mode) if centred else problem.target
     batch = problem.batch_size if minibatch else None
@@ -144,9 +152,12 @@ def run_ridgewalk(problem: Problem, scale: Scale, *, name: str = RIDGEWALK) -> D
         return result, each, total
 
     try:
-        _, each, _ = run(1, scale.steps)
-        steps = int(np.clip(scale.seconds / max(each, 1e-9), scale.steps, 100 * scale.steps)) // 1_000 * 1_000
+        run(1, scale.steps)
+        steps = scale.steps
         result, each, total = run(2, steps)
+        if total < scale.seconds / 2:
+            steps = int(scale.seconds / total * steps) // 1_000 * 1_000
+            result, each, total = run(3, steps)
     except rw.DivergenceError as error:
         return failure(name, "", f"diverged: {error}"[:120])
     kept = result.kept_positions()
@@ -195,65 +206,79 @@ def run_nuts(problem: Problem, scale: Scale, *, dense: bool) -> Drawn:
     target = problem.target
     kernel = infer.NUTS(potential_fn=lambda p: target.potential(p, target.data), dense_mass=dense)
     name = "NumPyro NUTS, dense mass" if dense else "NumPyro NUTS"
-    return _run_mcmc(problem, scale, kernel, name, "num_steps", [problem.start(0), problem.start(1)], target.size)
+
+    def read(state: Any) -> tuple[Any, Any]:
+        return state.z, state.num_steps
+
+    return _run_kernel(problem, scale, kernel, name, read, [problem.start(0), problem.start(1)], target.size)
 
 
 def run_hmcecs(problem: Problem, scale: Scale) -> Drawn:
     """NumPyro's HMCECS around NUTS, with a Taylor proxy at the mode."""
     subsample, blocks = 2 * problem.batch_size, 10
-    reference = {f"p{i}": leaf for i, leaf in enumerate(jax.tree.leaves(problem.mode))}
+    leaves, structure = jax.tree.flatten(problem.mode)
+    reference = {f"p{i}": leaf for i, leaf in enumerate(leaves)}
     inner = infer.NUTS(numpyro_model(problem, subsample), dense_mass=True)
     kernel = infer.HMCECS(inner, num_blocks=blocks, proxy=infer.HMCECS.taylor_proxy(reference))
-    return _run_mcmc(problem, scale, kernel, "NumPyro HMCECS", "hmc_state.num_steps", [None, None], subsample)
+
+    def read(state: Any) -> tuple[Any, Any]:
+        return jax.tree.unflatten(structure, [state.z[name] for name in reference]), state.hmc_state.num_steps
+
+    return _run_kernel(problem, scale, kernel, "NumPyro HMCECS", read, [None, None], subsample)
 
 
-def _run_mcmc(
-    problem: Problem, scale: Scale, kernel: Any, name: str, field: str, starts: list[Any], rows: int
+def _run_kernel(
+    problem: Problem, scale: Scale, kernel: Any, name: str, read: Callable[[Any], Any], starts: list[Any], rows: int
 ) -> Drawn:
-    """Two chains one after the other, in parts of equal length until the time is over; the first part compiles."""
+    """Two chains one after the other, in parts until the time is over; `read(state)` is the position and leapfrogs."""
+
+    def advance(state: Any, count: int) -> Any:
+        def one(state: Any, _: None) -> Any:
+            state = kernel.sample(state, (), {})
+            return state, read(state)
+
+        return jax.lax.scan(one, state, None, length=count)
+
+    part, warm, sample = 20, None, None
     made, leapfrogs, seconds, warmup_seconds = [], 0, 0.0, 0.0
-    part = 50
-    structure = jax.tree.structure(problem.mode)
     for chain, start in enumerate(starts):
-        mcmc = infer.MCMC(kernel, num_warmup=scale.warmup, num_samples=part, progress_bar=False)
-        begin = mcmc.warmup
-        begin(jax.random.key(chain), init_params=start, collect_warmup=True, extra_fields=(field,))
-        warm = int(np.sum(mcmc.get_extra_fields()[field]))
-        parts: list[Any] = []
-        spent, counted = 0.0, 0
-        while True:
+        state = kernel.init(jax.random.key(chain), scale.warmup, start, (), {})
+        if warm is None or sample is None:
+            warm = compiled(advance, state, scale.warmup, static=(1,))
+            sample = compiled(advance, state, part, static=(1,))
+        (state, _), took = clocked(partial(warm, state))
+        warmup_seconds += took
+        parts, spent = [], 0.0
+        while spent < scale.seconds / len(starts):
+            (state, (positions, steps)), took = clocked(partial(sample, state))
+            spent += took
+            leapfrogs += int(np.sum(steps))
+            parts.append(jax.tree.map(np.asarray, positions))
+        made.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
+        seconds += spent
+    return _cut(problem, name, made, scale, leapfrogs, seconds, warmup_seconds, rows)
 
-            def run(number: int = len(parts), mcmc: Any = mcmc) -> Any:
-                mcmc.run(jax.random.key(100 + number), extra_fields=(field,))
-                return mcmc.get_samples()
 
-            found, took = clocked(run)
-            count = int(np.sum(mcmc.get_extra_fields()[field]))
-            mcmc.post_warmup_state = mcmc.last_state
-            if parts or chain:  # not the part that compiled
-                spent, counted = spent + took, counted + count
-            parts.append(found)
-            if len(parts) > 1 and spent >= scale.seconds / len(starts):
-                break
-        each = spent / max(counted, 1)
-        leaves = [
-            np.concatenate([np.asarray(jax.tree.leaves(one)[i]) for one in parts])
-            for i in range(len(jax.tree.leaves(parts[0])))
-        ]
-        made.append((leaves, len(parts) * part))
-        total = counted * len(parts) / max(len(parts) - (0 if chain else 1), 1)
-        leapfrogs, seconds = leapfrogs + int(total), seconds + total * each
-        warmup_seconds += warm * each
-    count = min(number for _, number in made)
-    draws = jax.tree.unflatten(
-        structure, [np.stack([one[0][i][:count] for one in made]) for i in range(len(made[0][0]))]
-    )
-    share = count * len(starts) / sum(number for _, number in made)
+def _cut(
+    problem: Problem,
+    name: str,
+    made: list[Any],
+    scale: Scale,
+    leapfrogs: int,
+    seconds: float,
+    warmup_seconds: float,
+    rows: int,
+) -> Drawn:
+    """Chains of different lengths cut to the shortest, and their cost with them."""
+    lengths = [len(jax.tree.leaves(one)[0]) for one in made]
+    count = min(lengths)
+    share = count * len(made) / sum(lengths)
+    draws = jax.tree.map(lambda *leaves: np.stack([leaf[:count] for leaf in leaves]), *made)
     return drawn(
         problem,
         name,
         thinned(draws, count),
-        f"{scale.warmup:,} warm-up iterations, {leapfrogs / sum(n for _, n in made):.0f} gradients a draw",
+        f"{scale.warmup:,} warm-up iterations, {leapfrogs / sum(lengths):.0f} gradients a draw",
         potential=mean_potential(problem, draws),
         seconds=seconds * share,
         warmup_seconds=warmup_seconds,
@@ -282,7 +307,6 @@ def run_mclmc(problem: Problem, scale: Scale) -> Drawn:
             mclmc_kernel=kernel, num_steps=steps, state=state, rng_key=second, logdensity_fn=log_density
         )
 
-    @partial(jax.jit, static_argnums=(3, 4))
     def run(key: Any, state: Any, parameters: Any, steps: int, thin: int) -> Any:
         step = blackjax.mclmc(
             log_density, parameters.L, parameters.step_size, inverse_mass_matrix=parameters.inverse_mass_matrix
@@ -298,22 +322,22 @@ def run_mclmc(problem: Problem, scale: Scale) -> Drawn:
         return jax.lax.scan(keep, state, jax.random.split(key, steps // thin))
 
     made, seconds, warmup_seconds, text = [], 0.0, 0.0, ""
-    count, thin = 0, 1
+    count, thin, key = 0, 1, jax.random.key(0)
+    tuned = compiled(tune, key, problem.start(0), scale.steps, static=(2,))
+    sample = tuned
     for chain in range(2):
         key = jax.random.key(chain)
-        tuned = partial(jax.jit(tune, static_argnums=2), key, problem.start(chain), scale.steps)
-        clocked(tuned)  # compiles
-        (state, parameters, tuning_steps), warm = clocked(tuned)
+        (state, parameters, tuning_steps), warm = clocked(partial(tuned, key, problem.start(chain)))
         if not np.isfinite(float(parameters.L)):
             return failure("BlackJAX MCLMC", "", "its tuning returned NaN")
         if not chain:
-            clocked(partial(run, key, state, parameters, 500, 1))
-            each = clocked(partial(run, key, state, parameters, 500, 1))[1] / 500
+            short = compiled(run, key, state, parameters, 200, 1, static=(3, 4))
+            each = clocked(partial(short, key, state, parameters))[1] / 200
             count = int(np.clip(scale.seconds / 2 / each, 1_000, 500_000))
             thin = max(1, count // KEPT)
             count = count // thin * thin
-            clocked(partial(run, key, state, parameters, count, thin))
-        (_, positions), took = clocked(partial(run, key, state, parameters, count, thin))
+            sample = compiled(run, key, state, parameters, count, thin, static=(3, 4))
+        (_, positions), took = clocked(partial(sample, key, state, parameters))
         made.append(positions)
         seconds, warmup_seconds = seconds + took, warmup_seconds + warm
         text = f"{count:,} steps, {int(tuning_steps):,} of tuning"
@@ -337,7 +361,6 @@ def run_low_rank(problem: Problem, scale: Scale) -> Drawn:
         found, info = warm.run(key, start, num_steps=scale.warmup)
         return found.state, found.parameters, jnp.sum(info.info.num_integration_steps)
 
-    @partial(jax.jit, static_argnums=3)
     def run(key: Any, state: Any, parameters: Any, count: int) -> Any:
         step = blackjax.nuts(log_density, **parameters).step
 
@@ -348,39 +371,24 @@ def run_low_rank(problem: Problem, scale: Scale) -> Drawn:
         return jax.lax.scan(one, state, jax.random.split(key, count))
 
     part, made, seconds, warmup_seconds, leapfrogs = 50, [], 0.0, 0.0, 0
-    compiled = jax.jit(adapt)
+    tuned = compiled(adapt, jax.random.key(0), problem.start(0))
+    sample = tuned
     for chain in range(2):
-        start = partial(compiled, jax.random.key(chain), problem.start(chain))
+        (state, parameters, _), warm = clocked(partial(tuned, jax.random.key(chain), problem.start(chain)))
         if not chain:
-            compiled.lower(jax.random.key(0), problem.start(0)).compile()
-        (state, parameters, _), warm = clocked(start)
-        if not chain:
-            run(jax.random.key(0), state, parameters, part)
+            sample = compiled(run, jax.random.key(0), state, parameters, part, static=(3,))
         parts: list[Any] = []
         spent = 0.0
         while spent < scale.seconds / 2:
-            call = partial(run, jax.random.key(1 + len(parts)), state, parameters, part)
+            call = partial(sample, jax.random.key(1 + len(parts)), state, parameters)
             (state, (positions, steps)), took = clocked(call)
             spent += took
             leapfrogs += int(np.sum(steps))
             parts.append(jax.tree.map(np.asarray, positions))
             made.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
         seconds, warmup_seconds = seconds + spent, warmup_seconds + warm
-    lengths = [len(jax.tree.leaves(one)[0]) for one in made]
-    count = min(lengths)
-    share = 2 * count / sum(lengths)
-    draws = jax.tree.map(lambda *leaves: np.stack([leaf[:count] for leaf in leaves]), *made)
-    return drawn(
-        problem,
-        "BlackJAX NUTS, low-rank mass",
-        thinned(draws, count),
-        f"{scale.warmup:,} warm-up iterations, {leapfrogs / sum(lengths):.0f} gradients a draw",
-        potential=mean_potential(problem, draws),
-        seconds=seconds * share,
-        warmup_seconds=warmup_seconds,
-        gradients=leapfrogs * share,
-        passes=leapfrogs * share,
-    )
+    name = "BlackJAX NUTS, low-rank mass"
+    return _cut(problem, name, made, scale, leapfrogs, seconds, warmup_seconds, target.size)
 
 
 def run_stochastic(problem: Problem, scale: Scale, *, momentum: bool) -> Drawn:
@@ -393,7 +401,6 @@ def run_stochastic(problem: Problem, scale: Scale, *, momentum: bool) -> Drawn:
 
     step = (blackjax.sghmc(gradient, num_integration_steps=inner) if momentum else blackjax.sgld(gradient)).step
 
-    @partial(jax.jit, static_argnums=(3, 4))
     def run(key: Any, starts: Any, step_size: Any, draws: int, thin: int) -> Any:
         def advance(position: Any, key: Any) -> tuple[Any, None]:
             key, batch_key = jax.random.split(key)
@@ -415,18 +422,19 @@ def run_stochastic(problem: Problem, scale: Scale, *, momentum: bool) -> Drawn:
         if momentum
         else [problem.step_limit * factor for factor in (0.003, 0.03, 0.1, 0.3)]
     )
-    clocked(lambda: run(jax.random.key(0), problem.starts, grid[0], 100, 1))
-    each = clocked(lambda: run(jax.random.key(0), problem.starts, grid[0], 100, 1))[1] / 100
+    first = jax.random.key(0), problem.starts, jnp.float32(grid[0])
+    short = compiled(run, *first, 100, 1, static=(3, 4))
+    each = clocked(partial(short, *first))[1] / 100
     count = max(int(scale.seconds / len(grid) / each), KEPT)
     thin = max(1, count // KEPT)
+    before = compiled(run, *first, KEPT // 4, thin, static=(3, 4))
+    sample = compiled(run, *first, KEPT, thin, static=(3, 4))
     found = []
     for number, step_size in enumerate(grid):
-        warm = partial(run, jax.random.key(10 + number), problem.starts, step_size, KEPT // 4, thin)
-        if not number:
-            clocked(warm)
-            clocked(lambda: run(jax.random.key(0), problem.starts, grid[0], KEPT, thin))
+        size = jnp.float32(step_size)
+        warm = partial(before, jax.random.key(10 + number), problem.starts, size)
         (positions, _), warm_took = clocked(warm)
-        (_, draws), took = clocked(partial(run, jax.random.key(20 + number), positions, step_size, KEPT, thin))
+        (_, draws), took = clocked(partial(sample, jax.random.key(20 + number), positions, size))
         gradients = float(KEPT * thin * CHAINS * inner)
         row = drawn(
             problem,

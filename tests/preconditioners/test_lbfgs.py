@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ridgewalk.preconditioners.base import Pair, bfgs_core, clipped_core, mixed_root
-from ridgewalk.preconditioners.lbfgs import Window, empty_window
+from ridgewalk.preconditioners.base import Pair, Transition, bfgs_core, clipped_core, mixed_root
+from ridgewalk.preconditioners.lbfgs import LBFGS, SnapshotLBFGS, Window, empty_window
 
 R = 0.2
 
@@ -163,3 +163,19 @@ def test_functions_of_a_low_rank_correction(dependent):
             np.testing.assert_allclose(root @ root, (1 - weight) * np.eye(9) + weight * held, rtol=1e-10, atol=1e-10)
     cut = np.eye(9) + p.T @ np.asarray(clipped_core(gram, core, 1.5)) @ p
     np.testing.assert_allclose(cut, held, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("rule", [LBFGS(memory=2), SnapshotLBFGS(memory=2), SnapshotLBFGS(memory=2, curvature_every=3)])
+def test_vectors_that_are_not_read_are_not_needed(rule):
+    """What `reads` leaves out is not computed in steps without an update."""
+    start, end = jnp.array([1.0, -2.0]), jnp.array([0.5, -1.0])
+
+    def gradient_at(x):
+        return jnp.array([1.0, 3.0]) * x
+
+    operator = rule.init(start, gradient_at)
+    whole = Transition(jnp.asarray(3), start, end, gradient_at(start), start, end, gradient_at)
+    left_out = {name: None for name in ("before", "after", "gradient", "covector", "noise") if name not in rule.reads}
+    assert set(left_out) == {"covector", "noise"}
+    expected = rule.update(operator, whole)
+    jax.tree.map(np.testing.assert_array_equal, rule.update(operator, whole._replace(**left_out)), expected)

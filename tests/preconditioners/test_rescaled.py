@@ -27,7 +27,7 @@ def in_units(p):
 @pytest.mark.parametrize(
     "inner",
     [
-        rw.SnapshotLBFGS(memory=2),
+        rw.SnapshotLBFGS(memory=2, curvature_every=3),
         pytest.param(rw.RMSProp(curvature_correction=True), marks=pytest.mark.slow),
         pytest.param(rw.Dense(), marks=pytest.mark.slow),
         pytest.param(rw.LowRank(rank=1, spare=1), marks=pytest.mark.slow),
