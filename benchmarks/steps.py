@@ -1,6 +1,6 @@
 """The cost of a step: SGLD against BlackJAX's and posteriors', and the forms of HASGLD-SA as multiples of SGLD.
 
-    python benchmarks/steps.py [peers] [logistic] [network] [large] [--against TREE] [--rounds N]
+    python benchmarks/steps.py [peers] [logistic] [network] [large] [--only PATTERN] [--against TREE] [--rounds N]
 
 Without a section all are run; `make benchmark` installs the peers (BlackJAX, and posteriors with PyTorch). The cases of
 a section are timed in turn, round after round, so that all of them see the same machine; times depend on it, the ratios
@@ -12,6 +12,7 @@ import inspect
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -271,19 +272,20 @@ class Worker:
         self.process.wait()
 
 
-def compare(section: str, trees: list[Path], rounds: int) -> None:
+def compare(section: str, trees: list[Path], rounds: int, only: str) -> None:
     """Time the cases of a section in turn and print them."""
     print(f"\n{SECTIONS[section][0]}", flush=True)
     workers = [Worker(tree, section) for tree in trees]
-    names = [name for name in workers[0].names if all(name in worker.names for worker in workers)]
+    shared = [name for name in workers[0].names if all(name in worker.names for worker in workers)]
+    names = [name for name in shared if re.search(only, name)]
     for i in range(rounds):
         for name in names:
             for worker in workers if i % 2 == 0 else reversed(workers):
                 if i == 0 or worker.times[name][0][2] < LONG:
                     worker.time(name)
             print(f"  timed, round {i + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
-    base = workers[0].per_step(names[0])
     for name in names:
+        base = workers[0].per_step(names[0])
         cost, *other = (worker.per_step(name) for worker in workers)
         line = f"  {name:44s}{cost * 1e6:12,.1f} µs a step {cost / base:7.2f} x {names[0]}"
         print(line + "".join(f" {cost / one:9.3f} x the other tree's {one * 1e6:,.1f} µs" for one in other), flush=True)
@@ -296,6 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--against", type=Path, help="another checkout, timed in turn with this one")
+    parser.add_argument("--only", default="", help="regular expression that the names of cases must match")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--worker", choices=SECTIONS, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -306,7 +309,7 @@ def main() -> None:
         parser.error(f"SECTION {unknown.pop()!r} is unknown; use some of {', '.join(SECTIONS)}")
     trees = [Path(__file__).parents[1], *([given.against] if given.against else [])]
     for section in given.sections or SECTIONS:
-        compare(section, trees, given.rounds)
+        compare(section, trees, given.rounds, given.only)
 
 
 if __name__ == "__main__":
