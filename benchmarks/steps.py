@@ -1,6 +1,6 @@
 """The cost of a step: SGLD against BlackJAX's and posteriors', and the forms of HASGLD-SA as multiples of SGLD.
 
-    python benchmarks/steps.py [SECTION …] [--against TREE] [--rounds N]
+    python benchmarks/steps.py [SECTION …] [--only PATTERN] [--against TREE] [--rounds N]
 
 Sections: peers, peers-network and peers-large, logistic, network and large.
 Without one all are run; `make benchmark` installs the peers (BlackJAX, and posteriors with PyTorch). The cases of
@@ -13,6 +13,7 @@ import inspect
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -317,10 +318,11 @@ class Worker:
         self.process.wait()
 
 
-def measure(section: str, trees: list[Path], rounds: int) -> list[dict[str, float]]:
+def measure(section: str, trees: list[Path], rounds: int, only: str = "") -> list[dict[str, float]]:
     """Seconds per step of the cases of a section with the package of each checkout, timed in turn."""
     workers = [Worker(tree, section) for tree in trees]
-    names = [name for name in workers[0].names if all(name in worker.names for worker in workers)]
+    shared = [name for name in workers[0].names if all(name in worker.names for worker in workers)]
+    names = [name for name in shared if re.search(only, name)]
     for i in range(rounds):
         for name in names:
             for worker in workers if i % 2 == 0 else reversed(workers):
@@ -333,10 +335,10 @@ def measure(section: str, trees: list[Path], rounds: int) -> list[dict[str, floa
     return found
 
 
-def compare(section: str, trees: list[Path], rounds: int) -> None:
+def compare(section: str, trees: list[Path], rounds: int, only: str) -> None:
     """Time the cases of a section in turn and print them."""
     print(f"\n{SECTIONS[section][0]}", flush=True)
-    first, *others = measure(section, trees, rounds)
+    first, *others = measure(section, trees, rounds, only)
     base = next(iter(first))
     for name, cost in first.items():
         line = f"  {name:66s}{cost * 1e6:12,.1f} µs a step {cost / first[base]:7.2f} x {base}"
@@ -350,6 +352,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--against", type=Path, help="another checkout, timed in turn with this one")
+    parser.add_argument("--only", default="", help="regular expression that the names of cases must match")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--worker", choices=SECTIONS, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -360,7 +363,7 @@ def main() -> None:
         parser.error(f"SECTION {unknown.pop()!r} is unknown; use some of {', '.join(SECTIONS)}")
     trees = [Path(__file__).parents[1], *([given.against] if given.against else [])]
     for section in given.sections or SECTIONS:
-        compare(section, trees, given.rounds)
+        compare(section, trees, given.rounds, given.only)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,10 @@ def subcommands():
 
 
 def test_help_loads_no_jax():
-    """Of every command and subcommand, in one process; `ridgewalk --help` alone within 0.6 s of CPU time."""
+    """Of every command and subcommand, in one process; `ridgewalk --help` alone within 0.6 s of CPU time.
+
+    On a slower or busy machine that is 1.3 times the time of `import jax`, 0.46 s where the limit was set.
+    """
     code = (
         "import sys; from ridgewalk.cli import app\n"
         f"for words in {subcommands()!r}:\n"
@@ -182,7 +185,8 @@ def test_help_loads_no_jax():
         "    assert not {'jax', 'matplotlib', 'pandas', 'zarr'} & set(sys.modules), words"
     )
     assert "Usage" in run_python(code)
-    assert best_cpu_seconds("from ridgewalk.cli import main; sys.argv = ['ridgewalk', '--help']; main()") < 0.6
+    seconds = best_cpu_seconds("from ridgewalk.cli import main; sys.argv = ['ridgewalk', '--help']; main()")
+    assert seconds < 0.6 or seconds < 1.3 * best_cpu_seconds("import jax")
 
 
 def best_cpu_seconds(code, runs=3):

@@ -296,7 +296,7 @@ def _built(node: Any) -> PyTree:
 
 
 class Absent:
-    """Stands for what a store does not hold; any use of it is an error in words."""
+    """Stands for what a store does not hold; any use of it is an error that says so."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.__dict__.update(_path=path, _what=what)
