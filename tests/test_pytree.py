@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ridgewalk as rw
 from ridgewalk._pytree import array_field, layout_of, leaf_names, pytree_dataclass
 
 
@@ -33,11 +34,27 @@ def test_only_array_fields_are_traced():
         scale: jax.Array = array_field()
 
     one = Settings(2, jnp.ones(3))
-    assert len(jax.tree.leaves(one)) == 1
+    assert leaf_names(one) == ["scale"]
     assert jax.tree.structure(one) == jax.tree.structure(Settings(2, jnp.zeros(3)))
     assert jax.tree.structure(one) != jax.tree.structure(Settings(3, jnp.ones(3)))
     with pytest.raises(AttributeError):
         one.order = 4
+
+
+def test_classes_with_the_same_fields_are_told_apart():
+    """Also by `==`, not only by their hashes: a compiled program of one must not run for the other."""
+
+    def structures(base):
+        @pytree_dataclass
+        class Other(base):
+            pass
+
+        return jax.tree.structure(base()), jax.tree.structure(Other())
+
+    for base in (rw.Langevin, rw.Identity, rw.Dense):
+        own, other = structures(base)
+        assert own != other
+    assert jax.tree.structure(rw.gaussian_prior(1.0)) != jax.tree.structure(rw.laplace_prior(1.0))
 
 
 def test_names_of_leaves():
