@@ -63,6 +63,7 @@ from ridgewalk.preconditioners.rescaled import gradient_scale as gradient_scale
 from ridgewalk.preconditioners.rescaled import rescaled as rescaled
 from ridgewalk.preconditioners.static import Identity as Identity
 from ridgewalk.preconditioners.static import InverseMetric as InverseMetric
+from ridgewalk.preconditioners.static import LeafScaled as LeafScaled
 from ridgewalk.preconditioners.static import fixed as fixed
 from ridgewalk.priors.base import AdaptivePrior as AdaptivePrior
 from ridgewalk.priors.base import Residuals as Residuals

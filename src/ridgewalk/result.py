@@ -15,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ridgewalk._pytree import leaf_names
+from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import PyTree, Scalar
+from ridgewalk.dynamics import BAOAB
 from ridgewalk.gradients import GradientEstimator
 from ridgewalk.kernel import Info, Sampler, State
+from ridgewalk.preconditioners.base import DENSE_UP_TO, ByDimension
+from ridgewalk.preconditioners.dense import Dense
 from ridgewalk.priors.base import AdaptivePrior
 from ridgewalk.target import Posterior, Target, constrained, is_plain, on_device
 
@@ -118,8 +121,8 @@ class Result:
         found, dynamics = tuned.measured, self.sampler.dynamics
         friction = f", friction {dynamics.friction:.3g}" if hasattr(dynamics, "friction") else ""
         undone = np.mean([float(state.tuning.undone) for state in self.final_states]) / self.steps
-        given = self.arguments.get("sampler", self.sampler)
         lines = [
+            *self._sampler_report(),
             f"warm-up of {self.warmup:,} steps: step size {float(np.median(self.step_sizes)):.3g}{friction}",
             f"largest curvature in whitened coordinates {float(found.curvature):.3g}, posterior standard deviation "
             f"{float(found.scale):.3g} (slowest {float(found.slow_scale):.3g}); both are 1 if G is the covariance",
@@ -130,12 +133,33 @@ class Result:
             f"{undone:.1%} of the steps were rejected (by the Metropolis criterion, or because of a large energy "
             "error)",
         ]
-        if self.sampler.preconditioner != given.preconditioner:
-            lines.append(
-                "no constant preconditioner fits this posterior (its curvature depends on the position): fell back to "
-                "G = I"
-            )
         return "\n".join(lines)
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether warm-up took another preconditioner than the sampler was given, because no constant G fits."""
+        return bool(self.sampler.preconditioner != self.arguments.get("sampler", self.sampler).preconditioner)
+
+    def _sampler_report(self) -> list[str]:
+        """What of the sampler was left to the warm-up, and why it is as it is."""
+        given = self.arguments.get("sampler", self.sampler)
+        resolved = self.sampler.resolve(layout_of(self.final_states[0].position)).unwrapped
+        rule = "Dense" if isinstance(resolved, Dense) else type(resolved).__name__
+        dynamics = type(self.sampler.dynamics).__name__
+        lines = []
+        if self.fell_back:
+            lines = [
+                f"preconditioner {rule}: no constant preconditioner fits this posterior (its curvature depends on the "
+                "position): fell back to a multiple of the identity for each leaf, and less friction"
+            ]
+        elif isinstance(given.preconditioner, ByDimension):
+            bound = "up to" if self.dimension <= DENSE_UP_TO else "more than"
+            lines = [f"preconditioner {rule}: {bound} {DENSE_UP_TO:,} parameters ({self.dimension:,})"]
+        if type(given.dynamics) is BAOAB:
+            adjusted = type(self.sampler.dynamics) is not BAOAB
+            reason = "exact gradients and few parameters" if adjusted else "minibatches or many parameters"
+            lines.append(f"dynamics {dynamics}, {'' if adjusted else 'not '}Metropolis-adjusted: {reason}")
+        return lines
 
     @property
     def chains(self) -> int:

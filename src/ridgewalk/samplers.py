@@ -17,7 +17,7 @@ from ridgewalk._validation import check_choice, check_whole
 from ridgewalk.dynamics import BAOAB, AsPrinted, DelayedLangevin, Friction, Hamiltonian, Langevin, NoseHoover
 from ridgewalk.kernel import Sampler
 from ridgewalk.preconditioners.base import ByDimension, PreconditionerSpec
-from ridgewalk.preconditioners.dense import Dense, DenseOrIdentity, DenseScaled
+from ridgewalk.preconditioners.dense import Dense, DenseOrLeafScaled, DenseScaled
 from ridgewalk.preconditioners.diagonal import RMSProp
 from ridgewalk.preconditioners.lbfgs import LBFGS, SnapshotLBFGS
 from ridgewalk.preconditioners.low_rank import LowRank
@@ -184,11 +184,12 @@ def auto(*, temperature: float = 1.0, noise: Noise = "gaussian") -> Sampler:
 
     For `sample(step_size="auto")`, whose warm-up finds step size and friction (1, Langevin dynamics, where gradient
     noise dominates). Up to 2,000 parameters G is dense; if warm-up finds that no constant G describes the posterior, as
-    for neural networks at temperature 1, it is the identity. Above, G is a limited-memory L-BFGS estimate over the
-    diagonal that warm-up learns, with a curvature pair every ten steps. `result.tuning_report` says what was found.
+    for neural networks at temperature 1, it is `LeafScaled`, with less friction. Above, G is a limited-memory L-BFGS
+    estimate over the diagonal that warm-up learns, with a curvature pair every ten steps. `result.tuning_report` says
+    what was found.
     """
     limited = SnapshotLBFGS(memory=2, curvature_every=10, base_growth=5.0)
-    preconditioner = ByDimension(DenseOrIdentity(), rescaled(limited, "auto"))
+    preconditioner = ByDimension(DenseOrLeafScaled(), rescaled(limited, "auto"))
     return Sampler(BAOAB("auto", temperature=temperature, noise=noise), preconditioner)
 
 

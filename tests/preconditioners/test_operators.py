@@ -15,6 +15,7 @@ REGRESSION = linear_regression()
 
 FORMS = {
     "identity": rw.Identity(),
+    "leaf scaled": rw.LeafScaled(),
     "fixed": rw.fixed(REGRESSION.covariance),
     "fixed diagonal": rw.fixed(np.diag(REGRESSION.covariance)),
     "rmsprop": rw.RMSProp(),
@@ -86,3 +87,18 @@ def test_the_base_that_was_asked_for_is_used_at_any_size():
         ("running", 10): rw.Dense,
         ("running", 3_000): rw.Dense,
     }
+
+
+def test_leaf_scaled_has_the_fourth_root_of_the_mean_curvature_of_each_leaf():
+    position = {"a": jnp.ones(30), "b": jnp.ones(2), "c": jnp.ones(())}
+    layout = layout_of(position)
+
+    def potential(vector):
+        p = layout.unravel(vector)
+        return 0.5 * jnp.sum(p["a"] ** 2) + 128 * jnp.sum(p["b"] ** 2) + 8 * p["c"] ** 2 + 0.1 * p["c"] * p["b"][0]
+
+    root = rw.LeafScaled().resolve(layout).init(layout.ravel(position), jax.grad(potential)).root
+    np.testing.assert_allclose(root / root[0], np.repeat([1, 1 / 4, 1 / 2], [30, 2, 1]), rtol=0.01)
+    np.testing.assert_allclose(jnp.mean(root**2), 1)
+    one = layout_of(jnp.ones(3))
+    np.testing.assert_array_equal(rw.LeafScaled().resolve(one).init(jnp.ones(3), jax.grad(potential)).root, 1)

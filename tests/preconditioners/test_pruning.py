@@ -58,6 +58,7 @@ def test_core():
 
 FORMS = {
     "identity": rw.Identity(),
+    "leaf scaled": rw.LeafScaled(),
     "fixed": rw.fixed(GAUSSIAN.covariance),
     "fixed diagonal": rw.fixed(np.diag(GAUSSIAN.covariance)),
     "rmsprop": rw.RMSProp(),

@@ -13,6 +13,7 @@ from tests.targets import linear_regression
 
 import ridgewalk as rw
 from ridgewalk._compilation import quick_compilation
+from ridgewalk.diagnostics.next_call import preconditioned
 from ridgewalk.kernel import Tuned
 from ridgewalk.preconditioners.base import NoiseDirections
 from ridgewalk.sampling import loop, runner
@@ -200,8 +201,9 @@ def test_a_preconditioner_that_does_not_fit_is_left(tmp_path, monkeypatch, stop)
     arguments = rw.auto(), rw.Density(lambda x: -0.5 * x @ x), jnp.ones(3)
     settings = {"steps": 600, "burn_in": 450, "chains": 2}
     whole = sample(*arguments, **settings)
-    assert whole.sampler.preconditioner == rw.Identity()
+    assert whole.sampler.preconditioner == rw.LeafScaled()
     assert "no constant preconditioner" in whole.tuning_report
+    assert preconditioned(whole) == {}  # `check` does not advise what was tried and left
     again = interrupted(stop, *arguments, **settings, checkpoint=tmp_path)
     assert_same_run(whole, again)
     assert again.sampler == whole.sampler
@@ -274,7 +276,8 @@ def test_the_report_says_what_was_found():
     result = sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=1_000)
     text = result.tuning_report
     assert f"{float(result.step_sizes[0]):.3g}" in text
-    assert "Metropolis" in text
+    assert "preconditioner Dense: up to 2,000 parameters (4)" in text
+    assert "dynamics Hamiltonian, Metropolis-adjusted" in text
     with pytest.raises(ValueError, match="no warm-up"):
         _ = sample(rw.sgld(), GAUSSIAN, jnp.asarray(MEAN), steps=10, step_size=1e-9).tuning_report
 

@@ -145,8 +145,13 @@ def learns_preconditioner(result: Result) -> bool:
 
 
 def preconditioned(result: Result) -> dict[str, Any]:
-    """Changes that give the sampler a preconditioner that adapts; none if it has one, prunes, or is not known."""
+    """Changes that give the sampler a preconditioner that adapts.
+
+    None if it has one, prunes, or is not known, nor if warm-up tried one and left it.
+    """
     if not result.final_states or learns_preconditioner(result) or result.sampler.pruning is not None:
+        return {}
+    if result.fell_back:
         return {}
     if not isinstance(result.sampler.dynamics, MomentumDynamics):
         return {"sampler": "rw.hasgld_sa()", "step_size": None}

@@ -29,7 +29,7 @@ from ridgewalk.preconditioners.base import (
     prune_root,
 )
 from ridgewalk.preconditioners.lbfgs import Window, empty_window, prune_window
-from ridgewalk.preconditioners.static import Identity
+from ridgewalk.preconditioners.static import LeafScaled
 from ridgewalk.schedules import DEFAULT_ADAPTATION, adaptation_weight
 
 MOST_BYTES = 4 * 2**30
@@ -141,17 +141,17 @@ class Dense(PairSettings):
 
 
 @pytree_dataclass
-class DenseOrIdentity(Dense):
-    """`Dense`, unless warm-up finds that no constant G describes the posterior; then the identity.
+class DenseOrLeafScaled(Dense):
+    """`Dense`, unless warm-up finds that no constant G describes the posterior; then `LeafScaled`.
 
     Where the curvature turns with the position, as in neural networks at temperature 1, an average of inverse Hessians
-    is far smaller than the posterior covariance, and with momentum the identity mixes as fast with less bias.
+    is far smaller than the posterior covariance, and with momentum a G near the identity mixes faster with less bias.
     """
 
     @property
-    def fallback(self) -> Identity:
-        """G = I."""
-        return Identity()
+    def fallback(self) -> LeafScaled:
+        """A multiple of the identity for each leaf."""
+        return LeafScaled()
 
 
 class _DenseScaledFields(NamedTuple):

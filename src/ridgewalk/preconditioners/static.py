@@ -1,5 +1,9 @@
-"""Preconditioners that do not adapt: the identity, a constant G, and a position-dependent G(θ) given by the user."""
+"""Preconditioners that do not adapt.
 
+The identity, a constant G, a multiple of the identity for each leaf, and a position-dependent G(θ) given by the user.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,7 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ridgewalk._pytree import Layout, array_field, pytree_dataclass
-from ridgewalk._types import GradientAt, Mask, PyTree, Unravel, Vector
+from ridgewalk._types import GradientAt, Key, Mask, PyTree, Unravel, Vector
 from ridgewalk.preconditioners.base import (
     FactorMethods,
     Preconditioner,
@@ -18,6 +22,7 @@ from ridgewalk.preconditioners.base import (
     StepContext,
     Transition,
     UpdateInfo,
+    hessian_product,
     no_update,
     prune_matrix,
     prune_root,
@@ -85,6 +90,58 @@ class Fixed(StaticPreconditioner):
     def prune(self, operator: FixedOperator, mask: Vector, position: Vector, gradient_at: GradientAt) -> FixedOperator:
         """The conditional covariance given the pruned parameters; a diagonal is unchanged."""
         return operator if operator.root.ndim == 1 else FixedOperator(prune_root(operator.root, mask))
+
+
+PROBES = 20
+"""Random signs for the diagonal of the Hessian."""
+
+LEAST_CURVATURE = 1e-3
+"""Of a leaf, relative to that of the leaf with the largest."""
+
+
+@pytree_dataclass
+class LeafScaled(StaticPreconditioner):
+    """G = c_j I for each leaf j of the position, c_j ∝ (mean of H_ii over the leaf)^(−1/2), at the first position.
+
+    For networks at temperature 1, whose curvature turns with the position: the entries of a leaf (the weights of a
+    layer, its biases) are exchangeable, so a constant G can only be a multiple of the identity in each. The power −1/2
+    is half the way from G = I to one over the curvature, as in RMSprop. The mean of G_ii is 1. With a position of one
+    leaf, or sharded over devices, G = I.
+    """
+
+    sizes: tuple[int, ...] = ()
+    """Parameters in each leaf; the sampler sets it."""
+
+    def resolve(self, layout: Layout) -> "LeafScaled":
+        """With the sizes of the leaves."""
+        if layout.placement is not None:
+            return replace(self, sizes=(layout.size,))
+        return replace(self, sizes=tuple(math.prod(leaf.shape) for leaf in jax.tree.leaves(layout.position)))
+
+    def init(self, position: Vector, gradient_at: GradientAt) -> FixedOperator:
+        """From Hessian-vector products with random signs: H_ii is the mean of z_i (H z)_i."""
+        if len(self.sizes) < 2:
+            return FixedOperator(jnp.ones_like(position))
+        product = hessian_product(gradient_at, position)
+
+        def probe(total: Vector, key: Key) -> tuple[Vector, None]:
+            signs = jax.random.rademacher(key, position.shape, position.dtype)
+            return total + signs * product(signs) / PROBES, None
+
+        keys = jax.random.split(jax.random.key(0), PROBES)
+        diagonal = jax.lax.scan(probe, jnp.zeros_like(position), keys)[0]
+        starts = np.cumsum((0, *self.sizes))[:-1]
+        parts = [diagonal[i : i + n] for i, n in zip(starts, self.sizes, strict=True) if n]
+        curvature = jnp.abs(jnp.stack([jnp.mean(part) for part in parts]))
+        curvature = jnp.where(jnp.isfinite(curvature), curvature, 0)
+        curvature = jnp.maximum(curvature, LEAST_CURVATURE * jnp.max(curvature))
+        scale = jnp.where(curvature > 0, curvature, 1) ** -0.25
+        root = jnp.concatenate([jnp.broadcast_to(c, part.shape) for c, part in zip(scale, parts, strict=True)])
+        return FixedOperator(root / jnp.sqrt(jnp.mean(root**2)))
+
+    def prune(self, operator: FixedOperator, mask: Vector, position: Vector, gradient_at: GradientAt) -> FixedOperator:
+        """Unchanged."""
+        return operator
 
 
 def fixed(covariance: jax.Array | np.ndarray) -> Fixed:

@@ -248,6 +248,7 @@ class ChainGroup:
         other = rule.fallback if isinstance(rule, Preconditioner) else None
         if other is not None:
             self.sampler, self.fell_back = replace(self.sampler, preconditioner=other), True
+            self.phase = self.phase.fallen_back()
         return self.fell_back
 
     def _states_of(self, phase: int, states: State) -> State:

@@ -53,6 +53,10 @@ noise in its few hyper-parameters than on average."""
 FRICTION = 0.8
 """Times h over the standard deviation of the slowest whitened coordinates: at 1 their variances mix fastest."""
 
+LOW_FRICTION = 0.25
+"""The same where no constant G describes the posterior: means mix the faster the less friction there is, and so do the
+predictions of a network, whose variances are not of interest."""
+
 
 BIAS_ERROR = 5e-4
 """The variance of the energy error per parameter without Metropolis's rule: variances of a Gaussian target are then too
@@ -60,6 +64,10 @@ large by 5 %."""
 
 SPLITTING_ERROR = 5e-3
 """The same for BAOAB, which has no bias on a Gaussian target: a step then has two thirds of its scale."""
+
+STIFF_ERROR = 2e-2
+"""The same where no constant G describes the posterior: a few directions of large curvature have nearly all of the
+energy error, and the limit of stability there bounds the step size."""
 
 NOISY_ERROR = 1e-4
 """The same with minibatches, from which G is still learnt after warm-up, and may grow: 3 %."""
@@ -88,6 +96,15 @@ class PhaseSpec(NamedTuple):
     """The gradient noise allowed, relative to the noise of a step."""
     least_friction: float = 1e-4
     """Of "auto" friction."""
+    friction: float = FRICTION
+    """Of "auto" friction, times h over the standard deviation of the slowest whitened coordinates."""
+
+    def fallen_back(self) -> "PhaseSpec":
+        """The settings of the run where no constant G describes the posterior, if steps are not adjusted."""
+        if self.adjusted or not self.exact:
+            return self
+        error = STIFF_ERROR if self.energy_error == SPLITTING_ERROR else self.energy_error
+        return self._replace(energy_error=error, friction=LOW_FRICTION)
 
     @property
     def forgetting(self) -> float:
@@ -502,7 +519,7 @@ class TunedStepper:
             h = jnp.minimum(h, jnp.sqrt(most / jnp.maximum(largest, 1e-20)))
         friction = jnp.clip(h, 0.2, 1.0)
         if not spec.arriving:
-            friction = jnp.clip(FRICTION * h / warm.slow_scale, spec.least_friction, 1.0)
+            friction = jnp.clip(spec.friction * h / warm.slow_scale, spec.least_friction, 1.0)
         if not spec.exact:
             least = h**2 * largest / (2 * fraction * temperature)
             friction = jnp.clip(jnp.maximum(friction, least), 0, 1)

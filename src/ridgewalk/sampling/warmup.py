@@ -36,7 +36,6 @@ from ridgewalk.preconditioners.base import (
 from ridgewalk.preconditioners.diagonal import Diagonal
 from ridgewalk.sampling.batching import BatchIndexer
 from ridgewalk.sampling.tuned_steps import (
-    FRICTION,
     PhaseSpec,
     WarmupState,
     first_noise,
@@ -59,7 +58,7 @@ BIAS_WEIGHT = 2.0
 JOINT_DIMENSION = 50
 """Parameters whose joint covariance a run should estimate: of more it cannot."""
 
-MAX_STABILITY, MAX_STABILITY_OF_SPLITTING = 0.5, 0.75
+MAX_STABILITY, MAX_STABILITY_OF_SPLITTING = 0.5, 0.7
 """The largest fraction of the stability limit of ε, at the largest curvature of the last positions; and for BAOAB,
 where variances are right up to the limit."""
 
@@ -352,7 +351,7 @@ def choose(dynamics: Dynamics, spec: PhaseSpec, measured: Measured, steps: int, 
     if tunable:
         multiples = np.array([1.0]) if noise == 0 else 2.0 ** np.arange(0, 14, 0.5)
         h, alpha = (x.ravel() for x in np.meshgrid(h, multiples))
-        alpha = np.clip(FRICTION * h / max(measured.slow_scale, scale) * alpha, 1e-4, 1.0)
+        alpha = np.clip(spec.friction * h / max(measured.slow_scale, scale) * alpha, 1e-4, 1.0)
     else:
         given = dynamics.friction_without_warmup if isinstance(dynamics, Hamiltonian) else 1.0
         alpha = np.full(h.shape, dynamics.diffusion if isinstance(dynamics, NoseHoover) else given)
