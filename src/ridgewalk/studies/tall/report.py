@@ -45,9 +45,9 @@ class Settings:
     """Rows of HMCECS, and the blocks in which they are exchanged."""
     target_error: float = 0.2
     """The covariance error to which times are given."""
-    reference_work: int = 2 * 10**9
+    reference_work: int = 5 * 10**8
     """Rows times draws of the reference."""
-    least_reference: int = 2_048
+    least_reference: int = 512
     most_reference: int = 65_536
     seed: int = 0
 
