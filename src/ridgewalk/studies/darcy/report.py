@@ -335,9 +335,10 @@ def _random_section(settings: Settings, part: RandomPart, results: Results) -> S
     network = f"The network is a multilayer perceptron with hidden layers of {widths} units. " if widths else ""
     hours = sum(row.seconds for row in results.random) / 3600
     text = (
-        "Here no optimiser comes first: every run of a seed starts at the same random weights, those from which Adam "
-        f"starts above, and each method has {part.gradients:,} gradients in all, including those for curvature pairs, "
-        "Hessian products (two each) and scales, which are measured at the random weights. λ_max there is "
+        "Here no optimiser comes first: every run of a seed starts at the same random weights"
+        f"{'' if widths else ', those from which Adam starts above'}, and each method has {part.gradients:,} "
+        "gradients in all, including those for curvature pairs, Hessian products (two each) and scales, which are "
+        "measured at the random weights. λ_max there is "
         f"{results.random_starts[0].curvature:.2g} in the weights' own units and "
         f"{results.random_starts[0].rescaled_curvature:.2g} in the rescaled ones. Step sizes of all methods are "
         f"constant in the first {100 * TAPERED_FROM:.0f} % of a run and fall along a cosine to "
