@@ -538,7 +538,7 @@ def test_a_function_may_import_its_modules_where_it_is_made():
     """Then a closure holds them; `jax.numpy` has a shape and a dtype, but is no array."""
 
     def made(module):
-        return config_snapshot(lambda theta: module.sum(theta))
+        return config_snapshot(lambda theta: -module.sum(theta))
 
     assert made(jnp)["closure"] == {"module": "module jax.numpy"}
     assert made(jnp) != made(np)
