@@ -532,3 +532,13 @@ def test_descriptions_tell_functions_numbers_and_arrays_apart():
     assert config_snapshot(np.arange(3)) != config_snapshot(np.arange(3.0))
     assert config_snapshot(f) != config_snapshot(config_snapshot)
     assert differences({"a": 1}, {"a": 1, "b": 2}) == ["b: None then, 2 now"]
+
+
+def test_a_function_may_import_its_modules_where_it_is_made():
+    """Then a closure holds them; `jax.numpy` has a shape and a dtype, but is no array."""
+
+    def made(module):
+        return config_snapshot(lambda theta: -module.sum(theta))
+
+    assert made(jnp)["closure"] == {"module": "module jax.numpy"}
+    assert made(jnp) != made(np)

@@ -255,7 +255,7 @@ class _Snapshot:
             return str(value)
         if isinstance(value, bytes | bytearray):
             return f"bytes {_short(hashlib.sha256(value))}"
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, ModuleType):  # jax.numpy has
             return self.of(value.item()) if isinstance(value, np.generic) else self._array(value)
         return self._nested(value)
 
@@ -358,6 +358,8 @@ class _Snapshot:
 
     def _object(self, value: Any) -> Any:
         """Anything else by its type and its parts."""
+        if isinstance(value, ModuleType):
+            return f"module {value.__name__}"
         kind = {"type": type(value).__name__, **self._methods(type(value))}
         if isinstance(value, Batches):
             return {**kind, "size": value.size}
