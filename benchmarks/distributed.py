@@ -246,10 +246,9 @@ def predicted(whole: float, half: float, parameters: int, hosts: int) -> float:
 
     shared = 2 * (whole - half)
     numbers, rounds = parameters + 1, hosts - 1
+    messages, sent = 2 * rounds, 2 * rounds / hosts * numbers
     if numbers * hosts <= GATHERED_NUMBERS:
         messages, sent = rounds, rounds * numbers
-    else:
-        messages, sent = 2 * rounds, 2 * rounds / hosts * numbers
     return max(whole - shared, 0.0) + shared / hosts + messages * LATENCY + 4 * sent / BANDWIDTH
 
 

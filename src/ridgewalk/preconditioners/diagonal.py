@@ -120,9 +120,11 @@ class Diagonal(AdaptivePreconditioner):
         change = jnp.clip(jnp.where(usable, change, 1), 1 / self.growth, self.growth)
         return _operator(now.root**2 * change**omega)
 
-    def limit(self, operator: DiagonalOperator, gradient: Vector, variance: Scalar) -> DiagonalOperator:
-        """G_ii halved if |S_ii g_i| is above seven standard deviations."""
-        large = (operator.root * gradient) ** 2 > 49 * variance
+    def limit(
+        self, operator: DiagonalOperator, gradient: Vector, variance: Scalar, largest: Scalar
+    ) -> DiagonalOperator:
+        """G_ii halved if |S_ii g_i| is above seven standard deviations of the direction of most noise."""
+        large = (operator.root * gradient) ** 2 > 49 * largest
         return DiagonalOperator(jnp.where(large, 0.5**0.5, 1) * operator.root, operator.steps, operator.changes)
 
     def prune(

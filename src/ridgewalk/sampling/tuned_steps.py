@@ -192,11 +192,11 @@ class NoiseStatistics(NamedTuple):
         found = self._replace(
             recent=0.9 * self.recent + 0.1 * variance, total=self.total + variance, number=self.number + 1
         )
-        if self.vectors is None:
+        if self.vectors is None or self.along is None or self.sketch is None:
             return found
         noise = jnp.where(usable, noise, 0).astype(self.vectors.dtype)
         along = noise @ self.vectors
-        return found._replace(along=found.along + along**2 - expected, sketch=found.sketch + jnp.outer(noise, along))
+        return found._replace(along=self.along + along**2 - expected, sketch=self.sketch + jnp.outer(noise, along))
 
     def next_window(self) -> tuple["NoiseStatistics", jax.Array | None]:
         """The statistics of the next window, and the directions of this one.
@@ -207,7 +207,7 @@ class NoiseStatistics(NamedTuple):
         measured = self.number > 0
         recent = jnp.where(measured, self.total / number, self.recent)
         found = self._replace(recent=recent, total=zero, number=zero)
-        if self.vectors is None:
+        if self.vectors is None or self.along is None or self.sketch is None:
             return found, None
         spread = self.along / number / jnp.maximum(recent, jnp.finfo(recent.dtype).tiny)
         significant = measured & (spread > 1 + 3 * jnp.sqrt(2 / number))
@@ -475,7 +475,7 @@ class TunedStepper:
         count = jnp.zeros_like(warm.window_steps)
         noise, vectors = warm.noise.next_window()
         tuned, directions = warm.tuned, warm.tuned.noise_directions
-        if directions is not None:
+        if directions is not None and vectors is not None:
             tuned = tuned._replace(noise_directions=directions._replace(vectors=vectors))
         return warm._replace(
             tuned=tuned,
