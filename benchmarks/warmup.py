@@ -204,10 +204,12 @@ def network(seeds: int = 3) -> Iterator[Row]:
     yield from nuts(problem, starts)
     cases: list[tuple[str, rw.Sampler, Any]] = [
         (f"SGHMC, friction {friction:g}, eps {step_size:g}", rw.sghmc(friction=friction), step_size)
-        for friction in (0.0015, 0.003, 0.01)
-        for step_size in (2e-5, 4e-5)
+        for friction in (0.0007, 0.0015, 0.003, 0.01)
+        for step_size in (3e-5, 4e-5, 4.5e-5)
     ]
+    limited = rw.rescaled(rw.SnapshotLBFGS(memory=2, curvature_every=10, base_growth=5.0), "auto")
     cases += [("auto", rw.auto(), "auto"), ("SGHMC, both auto", rw.sghmc(), "auto")]
+    cases += [("SGHMC, limited pairs over a diagonal", rw.sghmc(preconditioner=limited), "auto")]
     for label, sampler, step_size in cases:
         found = []
         for seed in range(seeds):

@@ -249,6 +249,7 @@ class ChainGroup:
         if other is not None:
             self.sampler, self.fell_back = replace(self.sampler, preconditioner=other), True
             self.phase = self.phase.fallen_back()
+            self.settling = self.settling._replace(friction=self.phase.friction)
         return self.fell_back
 
     def _states_of(self, phase: int, states: State) -> State:

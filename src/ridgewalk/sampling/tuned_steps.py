@@ -53,7 +53,7 @@ noise in its few hyper-parameters than on average."""
 FRICTION = 0.8
 """Times h over the standard deviation of the slowest whitened coordinates: at 1 their variances mix fastest."""
 
-LOW_FRICTION = 0.25
+LOW_FRICTION = 0.15
 """The same where no constant G describes the posterior: means mix the faster the less friction there is, and so do the
 predictions of a network, whose variances are not of interest."""
 
