@@ -242,8 +242,9 @@ def _introduction(settings: Settings, posteriors: Posteriors) -> tuple[str, ...]
         f"ridgewalk: find_mode with batches of {settings.batch_size}, control_variates there, and rw.auto() with "
         f"batches of {settings.batch_size}, {settings.chains} chains of {settings.steps:,} steps, a fifth of them "
         f"warm-up; block_size={settings.block_size}, which puts the rows in a random order once and then reads "
-        f"{settings.block_size} in a row; everything else by default. NUTS and HMCECS are NumPyro's, one chain from the mode (HMCECS from its "
-        f"own start), {settings.warmup:,} steps of warm-up and {settings.draws:,} draws; NUTS with the diagonal mass "
+        f"{settings.block_size} in a row; everything else by default. NUTS and HMCECS are NumPyro's, one chain from "
+        f"the mode (HMCECS from its own start), {settings.warmup:,} steps of warm-up and {settings.draws:,} draws; "
+        "NUTS with the diagonal mass "
         f"matrix, its default, and with a dense one; HMCECS with a dense one, {settings.subsample:,} rows in "
         f"{settings.blocks} blocks and the Taylor proxy at the mode. Laplace: find_mode, and Newton steps with "
         "gradients and Hessians over all rows.",
@@ -269,7 +270,7 @@ def _growth_text(settings: Settings, grown: Growth) -> str:
     return (
         f"From {min(settings.sizes):,} to {max(settings.sizes):,} rows the time of a step of ridgewalk grows by a "
         f"factor of {grown.step:.2f}, that of a whole run by {grown.run:.2f}, without the passes over the data that "
-        "centre the control variates."
+        "centre the control variates, and with the one that puts the rows in a random order."
     )
 
 
