@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ridgewalk._validation import requires_extra
 from ridgewalk.studies.framework.comparison import mean_and_se
 from ridgewalk.studies.framework.study import (
+    Cell,
     Number,
     Outcome,
     Preset,
@@ -499,7 +500,7 @@ def build_report(settings: Settings, rows: Sequence[UciRow]) -> Report:
         "± one standard error over splits; the last column is paired. Raw predictive distributions, not recalibrated.",
     )
     others = [method for method in methods if method != "sample"]
-    differences = []
+    differences: list[tuple[Cell, ...]] = []
     for name in sets:
         own = [row for row in of(name, "sample") if row.split not in SEEN.get(name, ())]
         cells = [_difference(_paired(own, of(name, method))) for method in others]

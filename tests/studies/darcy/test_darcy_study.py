@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -59,7 +60,9 @@ def check(metrics, runs, page, folder):
     assert not list((folder / "arrays").glob(".*.partial"))
     figures = ["errors.png", "fields.png", *(["random-weights.png"] if metrics["numbers"]["random"] else [])]
     assert sorted(path.name for path in folder.glob("*.png")) == figures
-    assert page.count("<figure><img") == len(figures)
+    pictures = [picture for section in metrics["report"]["sections"] for picture in section["pictures"]]
+    assert sorted(picture["file"] for picture in pictures) == figures
+    assert all(f'<img alt="{escape(picture["alt"])}" src="data:image/' in page for picture in pictures)
     assert f"{start['weights']:,} weights" in page
 
 
