@@ -65,14 +65,12 @@ def _sampled_part(position: PyTree) -> PyTree:
 
 
 class _Curvature(NamedTuple):
-    """At a mode: the flat weights, H by its eigenvalues and eigenvectors, and functions of the flat weights."""
+    """At a mode: the flat weights, H by its eigenvalues and eigenvectors, and the parameters of flat weights."""
 
     flat: Vector
     values: jax.Array
     vectors: jax.Array
     parameters: Callable[[Vector], PyTree]
-    terms: Callable[[Any], tuple[jax.Array, jax.Array, jax.Array, jax.Array]]
-    """Of an example (x, y, weight): the outputs, their Jacobian, and gradient and Hessian of −log likelihood."""
 
 
 def _curvature(target: Posterior, position: PyTree, posterior: NetworkPosterior) -> _Curvature:
@@ -85,19 +83,18 @@ def _curvature(target: Posterior, position: PyTree, posterior: NetworkPosterior)
     def loss(raw: jax.Array, y: jax.Array) -> jax.Array:
         return -posterior.likelihood.log_likelihood(own, raw[None], y[None])[0]
 
-    def terms(example: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def terms(example: Any) -> tuple[jax.Array, jax.Array]:
+        """The Jacobian of the outputs, and the Hessian of −log likelihood in them."""
         x, y, _ = example
 
         def outputs(vector: Vector) -> jax.Array:
             return posterior.raw(parameters(vector), x[None])[0]
 
-        raw = outputs(flat)
-        values, vectors = jnp.linalg.eigh(jax.hessian(loss)(raw, y))
-        positive = (vectors * jnp.maximum(values, 0)[None]) @ vectors.T
-        return raw, jax.jacrev(outputs)(flat), jax.grad(loss)(raw, y), positive
+        values, vectors = jnp.linalg.eigh(jax.hessian(loss)(outputs(flat), y))
+        return jax.jacrev(outputs)(flat), (vectors * jnp.maximum(values, 0)[None]) @ vectors.T
 
     def add(total: jax.Array, rows: Any) -> tuple[jax.Array, None]:
-        _, jacobian, _, inner = jax.vmap(terms)(rows)
+        jacobian, inner = jax.vmap(terms)(rows)
         scaled = jnp.einsum("nab,nbp->nap", rows[2][:, None, None] * inner, jacobian)
         return total + jnp.einsum("nap,naq->pq", jacobian, scaled), None
 
@@ -105,7 +102,7 @@ def _curvature(target: Posterior, position: PyTree, posterior: NetworkPosterior)
     prior = -jax.hessian(lambda vector: log_prior({**position, **unravel(vector)}))(flat)
     hessian, _ = jax.lax.scan(add, prior, _in_blocks(target.data))
     values, vectors = jnp.linalg.eigh(hessian)
-    return _Curvature(flat, jnp.maximum(values, 1e-6), vectors, parameters, terms)
+    return _Curvature(flat, jnp.maximum(values, 1e-6), vectors, parameters)
 
 
 def _in_blocks(data: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -28,7 +29,7 @@ SMALL = Settings(
     multiscale_samples=2,
 )
 
-RANDOM = RandomPart(gradients=120, methods=(BEST,), seeds=1, sparsities=(0.5,), tuned=False)
+RANDOM = RandomPart(gradients=900, methods=(BEST,), seeds=1, sparsities=(0.5,), tuned=False)
 TINY = replace(
     SMALL, size=6, samples=28, train=22, held=10, chain_gradients=80, draws=4, mlp_widths=(8,), random=RANDOM
 )
@@ -59,7 +60,9 @@ def check(metrics, runs, page, folder):
     assert not list((folder / "arrays").glob(".*.partial"))
     figures = ["errors.png", "fields.png", *(["random-weights.png"] if metrics["numbers"]["random"] else [])]
     assert sorted(path.name for path in folder.glob("*.png")) == figures
-    assert page.count("<figure><img") == len(figures)
+    pictures = [picture for section in metrics["report"]["sections"] for picture in section["pictures"]]
+    assert sorted(picture["file"] for picture in pictures) == figures
+    assert all(f'<img alt="{escape(picture["alt"])}" src="data:image/' in page for picture in pictures)
     assert f"{start['weights']:,} weights" in page
 
 
@@ -69,7 +72,7 @@ def test_from_data_to_page_in_seconds(tmp_path):
     check(metrics, runs, page, tmp_path / "source")
     (random,) = metrics["numbers"]["random"]
     assert random["error"] == random["errors"][-1] < random["errors"][0] / 2
-    assert 110 <= random["gradients"][-1] <= 120
+    assert 860 <= random["gradients"][-1] <= 900
     assert 0.4 < random["zeros"] <= 0.5
     assert f"{random['error']:.3f}" in page
     assert metrics["numbers"]["starts"][0]["weights"] == 36 * 8 + 8 + 8 * 60 + 60

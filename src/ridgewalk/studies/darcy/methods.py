@@ -158,18 +158,21 @@ def _low_rank(temperature: float, statistics: StartStatistics) -> Sampler:
 RANDOM_SAMPLERS: dict[str, Method] = {
     method.name: method
     for method in (
-        SAMPLERS[SGLD]._replace(relative_step_sizes=(1.6, 0.8, 0.4, 0.1)),
-        Method(PSGLD, _plain_psgld, lambda _: 1.0, (3e-4, 1e-4, 3e-5, 1e-5), 1e-4),
-        SAMPLERS[PRINTED.format(2)]._replace(relative_step_sizes=(0.1, 0.03, 0.01, 0.003), default=0.03),
-        Method(LOW_RANK, _low_rank, lambda _: 1.0, (1.0, 0.3, 0.1, 0.03), 0.3, pair_every=PAIR_EVERY, pair_gradients=2),
-        Method(LIMITED, _limited, lambda _: 1.0, (1.0, 0.3, 0.1, 0.03), 0.3, pair_every=PAIR_EVERY),
-        SAMPLERS[BEST]._replace(default=0.1),
+        SAMPLERS[SGLD]._replace(relative_step_sizes=(3.2, 1.6, 0.8, 0.4), default=1.6),
+        Method(PSGLD, _plain_psgld, lambda _: 1.0, (1e-3, 3e-4, 1e-4, 3e-5), 3e-4),
+        SAMPLERS[PRINTED.format(2)]._replace(relative_step_sizes=(0.3, 0.1, 0.03, 0.01), default=0.1),
+        Method(LOW_RANK, _low_rank, lambda _: 1.0, (3.0, 1.0, 0.3, 0.1), 1.0, pair_every=PAIR_EVERY, pair_gradients=2),
+        Method(LIMITED, _limited, lambda _: 1.0, (3.0, 1.0, 0.3, 0.1), 1.0, pair_every=PAIR_EVERY),
+        SAMPLERS[BEST]._replace(relative_step_sizes=(0.8, 0.4, 0.2, 0.1), default=0.4),
     )
 }
-"""The methods from random weights, with grids of their own."""
+"""The methods from random weights. On a small network (64 hidden units, 1,500 gradients, 50 % pruned, one seed) the
+largest of four step sizes was the best for every method: all grids were then shifted up by one, and the default is the
+step size that was the best.
+"""
 
-RANDOM_ADAM_RATES = (4e-3, 2e-3, 1e-3, 5e-4)
-DEFAULT_RANDOM_ADAM_RATE = 2e-3
+RANDOM_ADAM_RATES = (8e-3, 4e-3, 2e-3, 1e-3)
+DEFAULT_RANDOM_ADAM_RATE = 4e-3
 
 TAPERED_FROM, TAPERED_TO = 0.5, 0.01
 """From random weights, all step sizes are constant in the first half of a run and fall to 1 % in the second."""

@@ -555,7 +555,7 @@ SOURCE = Study(
     {Preset.quick: SOURCE_QUICK, Preset.paper: SOURCE_PAPER},
     "a 20×20 grid instead of 50×50, 300 samples instead of 1,500, one seed, three of four sparsities, four of eight "
     "methods, about a quarter of the gradients, half the draws, and no tuning of step sizes; from random weights four "
-    "of seven methods at one sparsity, with a multilayer perceptron and 1,000 gradients instead of 4,000.",
+    "of seven methods at one sparsity, with a multilayer perceptron and 1,500 gradients instead of 4,000.",
     plan,
     assemble,
 )
