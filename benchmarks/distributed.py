@@ -42,10 +42,11 @@ class Model(NamedTuple):
 
 
 MODELS = (
-    Model("logistic regression", 50, 4096, 256, 0, 5000),
-    Model("logistic regression", 10_000, 2048, 256, 0, 100),
+    Model("logistic regression", 50, 4096, 256, 0, 500),
+    Model("logistic regression", 10_000, 2048, 256, 0, 50),
     Model("logistic regression", 1_000_000, 256, 64, 0, 10),
     Model("network, 3 hidden layers of 100", 30_100, 8192, 2048, 3, 40),
+    Model("network, 3 hidden layers of 300", 270_300, 8192, 4096, 3, 8),
 )
 SAMPLERS = ("sgld", "sghmc", "low_rank", "snapshot_lbfgs")
 
@@ -136,7 +137,7 @@ def sums_child(sizes: list[int], repetitions: int) -> None:
     data = rw.distributed.shard(np.zeros((jax.device_count(), 1), "float32"))
     found = {}
     for size in sizes:
-        count = max(20, min(2000, 20_000_000 // size))
+        count = max(20, min(300, 20_000_000 // size))
 
         def loop(data: Any, vector: Any, length: int) -> Any:
             def body(_: Any, v: Any) -> Any:
@@ -269,8 +270,8 @@ def table(titles: list[str], rows: list[list[str]]) -> None:
 
 
 def measure_data(quick: bool) -> None:
-    models = [model._replace(steps=20) for model in (MODELS[0], MODELS[-1])] if quick else list(MODELS)
-    repetitions = 1 if quick else 5
+    models = [model._replace(steps=20) for model in (MODELS[0], MODELS[-2])] if quick else list(MODELS)
+    repetitions = 1 if quick else 3
     print(machine())
     print(f"network of the prediction: {LATENCY * 1e6:.0f} µs a message, {BANDWIDTH * 8 / 1e9:.0f} Gbit/s\n")
     sums = measure("sums", [[model.parameters + 1 for model in models], repetitions], 2)["seconds"]

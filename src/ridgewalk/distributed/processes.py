@@ -82,7 +82,9 @@ def initialize(
     if address is not None and str(address).rsplit(":", 1)[0] in LOOPBACK:
         options.setdefault("coordinator_bind_address", address)  # JAX would listen on all interfaces
     if given["process_id"] == 0 and address is not None:
-        _check_port(str(options.get("coordinator_bind_address", address)))
+        _check_port(
+            str(address), options.get("coordinator_bind_address") or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+        )
     # JAX's own heartbeat ends a process without words: it is the second line.
     options.setdefault("heartbeat_timeout_seconds", max(1, round(2 * heartbeat)))
     # It would take SIGTERM away from the program; `sample` handles that signal.
@@ -106,14 +108,14 @@ def _from_launcher() -> dict[str, Any]:
     return {"coordinator_address": os.environ[COORDINATOR], **numbers, "local_device_ids": None}
 
 
-def _check_port(address: str) -> None:
+def _check_port(address: str, bound_to: str | None) -> None:
     """Raise where another program listens on the port of process 0: JAX would share it, and mix two runs up."""
-    host, _, port = address.rpartition(":")
-    here = host if host in LOOPBACK else ""
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a run that has just ended is free
+    host, _, port = (bound_to or address).rpartition(":")
+    host = host.strip("[]") if bound_to else ""  # JAX listens on all interfaces
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a run that has just ended is free
         try:
-            trial.bind((here.strip("[]").replace("::1", "127.0.0.1"), int(port)))
+            trial.bind((host, int(port)))
         except (OSError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"coordinator_address: process 0 cannot listen on port {port} ({getattr(error, 'strerror', error)}); "
