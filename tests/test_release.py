@@ -31,8 +31,8 @@ y = x @ jnp.array([50.0, 1.0, -0.2]) + jax.random.normal(jax.random.key(2), (1_0
 target = rw.Posterior(rw.gaussian_prior(100.0), lambda w, b: -0.5 * (b[1] - b[0] @ w) ** 2, (x, y))
 
 def run(sampler, steps, **options):
-    key = jax.random.key(0)
-    return rw.sample(key, sampler, target, jnp.zeros(3), steps=steps, batch_size=100, chains=2, progress=False, **options)
+    key, options = jax.random.key(0), {"batch_size": 100, "chains": 2, "progress": False, **options}
+    return rw.sample(key, sampler, target, jnp.zeros(3), steps=steps, **options)
 
 whole = run(rw.sgld(), 400, step_size=1e-6)
 run(rw.sgld(), 200, step_size=1e-6, checkpoint="run")
