@@ -30,15 +30,16 @@ x = jax.random.normal(jax.random.key(1), (1_000, 3)) * jnp.array([0.01, 1.0, 10.
 y = x @ jnp.array([50.0, 1.0, -0.2]) + jax.random.normal(jax.random.key(2), (1_000,))
 target = rw.Posterior(rw.gaussian_prior(100.0), lambda w, b: -0.5 * (b[1] - b[0] @ w) ** 2, (x, y))
 
-def run(steps, **options):
-    key = jax.random.key(0)
-    return rw.sample(key, rw.auto(), target, jnp.zeros(3), steps=steps, warmup=1_000, batch_size=100, chains=2,
-                     progress=False, **options)
+def run(sampler, steps, **options):
+    key, options = jax.random.key(0), {"batch_size": 100, "chains": 2, "progress": False, **options}
+    return rw.sample(key, sampler, target, jnp.zeros(3), steps=steps, **options)
 
-whole = run(4_000)
-run(2_500, checkpoint="run")
-resumed = run(4_000, checkpoint="run", resume=True)
+whole = run(rw.sgld(), 400, step_size=1e-6)
+run(rw.sgld(), 200, step_size=1e-6, checkpoint="run")
+resumed = run(rw.sgld(), 400, step_size=1e-6, checkpoint="run", resume=True)
 np.testing.assert_array_equal(whole.positions, resumed.positions)
+
+whole = run(rw.auto(), 4_000)
 mean = np.asarray(whole.positions).mean((0, 1))
 exact = np.linalg.solve(np.asarray(x.T @ x) + np.eye(3) / 1e4, np.asarray(x.T @ y))
 sd = np.sqrt(np.diag(np.linalg.inv(np.asarray(x.T @ x) + np.eye(3) / 1e4)))
