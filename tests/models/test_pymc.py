@@ -109,6 +109,28 @@ def test_potentials_constraints_and_starts():
     assert result.posterior["p"].sum(-1) == pytest.approx(1)
 
 
+def test_small_integers_of_many_rows():
+    """PyTensor holds labels below 128 in eight bits; there may be more rows than that."""
+    rows = 300
+    x, grade, kind = RNG.normal(size=(rows, 2)), RNG.integers(0, 3, rows), RNG.integers(0, 3, rows)
+    with pm.Model() as model:
+        features = pm.Data("features", x)
+        w = pm.Normal("w", 0, 1, shape=2)
+        ordered = pm.distributions.transforms.ordered
+        cut = pm.Normal("cut", 0, 2, shape=2, transform=ordered, initval=[-1.0, 1.0])
+        pm.OrderedLogistic("grade", eta=features @ w, cutpoints=cut, observed=grade, compute_p=False)
+        pm.Categorical("kind", p=pm.Dirichlet("p", np.ones(3)), observed=kind)
+    target = rw.from_pymc(model)
+    assert set(target.data) == {"features", "grade", "kind"}
+    position = target.model.start(jax.random.key(0), target)
+    ours = float(target.potential(position, target.data))
+    assert -ours == pytest.approx(float(model.compile_logp()(point(model, position))))
+    batch = jax.tree.map(lambda leaf: leaf[100:], target.data)
+    np.testing.assert_allclose(
+        target.log_likelihood(position, batch), target.log_likelihood(position, target.data)[100:], rtol=1e-9
+    )
+
+
 def test_without_rows_all_of_the_model_is_a_density():
     with pm.Model(coords={"row": np.arange(50)}) as model:
         z = pm.Normal("z", 0, 1, dims="row")

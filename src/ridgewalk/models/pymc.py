@@ -24,6 +24,9 @@ from ridgewalk.target import Density, Posterior, Target, finite_start
 JITTER = 1.0
 """Starts are PyMC's initial point plus uniform numbers in ±JITTER, unconstrained, as with `pm.sample`."""
 
+WRONG_SHAPES = (TypeError, ValueError, IndexError, OverflowError)
+"""Errors of a graph whose inputs do not fit each other; PyTensor may hold a number of rows in too short an integer."""
+
 NOT_OURS = ("PyTensor could not link to a BLAS", "Explicitly requested dtype", "\nArviZ is undergoing a major refactor")
 """Beginnings of warnings of PyTensor, JAX and ArviZ about their own installation and precision."""
 
@@ -57,7 +60,27 @@ def _jax_function(inputs: list[Any], outputs: list[Any]) -> Callable[..., Any]:
     """A PyTensor graph as a JAX function; shared variables become constants."""
     with requires_extra("pymc"):
         from pymc.sampling.jax import get_jaxified_graph  # noqa: PLC0415
+    _widen_ranges(outputs)
     return get_jaxified_graph(inputs=inputs, outputs=outputs)
+
+
+def _widen_ranges(outputs: list[Any]) -> None:
+    """Give ranges in a graph bounds of 64 bits, in place: PyTensor has 0 and 1 in eight, which overflow above 127 rows.
+
+    `pm.Categorical` and what is made of it, such as `pm.OrderedLogistic`, have ranges over the rows.
+    """
+    with requires_extra("pymc"):
+        import pytensor.tensor as pt  # noqa: PLC0415
+        from pytensor.graph.basic import Constant  # noqa: PLC0415
+        from pytensor.graph.traversal import ancestors  # noqa: PLC0415
+        from pytensor.tensor.basic import ARange  # noqa: PLC0415
+    ranges = {one.owner for one in ancestors(outputs) if one.owner is not None and isinstance(one.owner.op, ARange)}
+    for node in ranges:
+        bounds = [
+            pt.constant(one.data, dtype="int64") if isinstance(one, Constant) and one.dtype.startswith("int") else one
+            for one in node.inputs
+        ]
+        node.inputs[:] = bounds
 
 
 class Compiled:
@@ -371,7 +394,7 @@ class _Trial:
         """`terms`, or None if the model does not work with these inputs batched."""
         try:
             found = self.terms(names, self.first)
-        except (TypeError, ValueError, IndexError):
+        except WRONG_SHAPES:
             return None
         return found if any(term.ndim for term in found.values()) else None
 
@@ -392,7 +415,7 @@ class _Trial:
     def _error(self, names: tuple[str, ...]) -> Exception | None:
         try:
             self.terms(names, self.first)
-        except (TypeError, ValueError, IndexError) as error:
+        except WRONG_SHAPES as error:
             return error
         return None
 

@@ -18,7 +18,7 @@ import optax
 from ridgewalk._pytree import layout_of, leaf_names
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk._validation import check_positive, check_whole
-from ridgewalk.data import SUBSAMPLE_SIZE, Batches, read_rows
+from ridgewalk.data import SUBSAMPLE_SIZE, Batches, DataPlaceholder, read_rows
 from ridgewalk.distributed.shards import refuse_shards
 from ridgewalk.gradients import GradientEstimator, as_estimator, full_gradient_from_host
 from ridgewalk.target import Posterior, Target, model_starts, on_device, on_host
@@ -41,6 +41,8 @@ NEWTON_TOLERANCE = 1e-4
 """The Newton decrement gᵀ H⁻¹ g at which the refinement ends: 0.01 posterior standard deviations."""
 LARGEST_HESSIAN = 500
 """Hessians are computed for at most so many parameters."""
+LARGEST_CHECK = 2**24
+"""Rows times parameters up to which a Hessian that is indefinite on the subsample is computed on all rows."""
 LARGE_OFFSET = 1.0
 """Posterior standard deviations between mode and mean from which a warning is given."""
 
@@ -292,16 +294,16 @@ def _refine(posterior: Posterior, like: PyTree, flat: Vector) -> Vector:
 @jax.jit
 def _newton(target: Target, like: PyTree, flat: Vector, gradient: Vector) -> tuple[Vector, Scalar]:
     """H⁻¹ g and gᵀ H⁻¹ g, with the absolute eigenvalues of the subsample's Hessian."""
-    values, vectors, scale = _spectrum(target, like, flat)
+    values, vectors, scale = _spectrum(target, like, flat, target.subsample())
     size = jnp.abs(values)
     inverse = 1 / jnp.maximum(size, jnp.finfo(flat.dtype).eps * jnp.max(size))
     direction = scale * (vectors @ (inverse * ((scale * gradient) @ vectors)))
     return direction, gradient @ direction
 
 
-def _spectrum(target: Target, like: PyTree, flat: Vector) -> tuple[Vector, jax.Array, Vector]:
-    """Eigenvalues and eigenvectors of D H D, with the Hessian H of the subsample, and D = |diag(H)|^(−1/2)."""
-    hessian = jax.hessian(lambda x: _potential(target, like, x, target.subsample()))(flat)
+def _spectrum(target: Target, like: PyTree, flat: Vector, rows: PyTree) -> tuple[Vector, jax.Array, Vector]:
+    """Eigenvalues and eigenvectors of D H D, with the Hessian H on some rows, and D = |diag(H)|^(−1/2)."""
+    hessian = jax.hessian(lambda x: _potential(target, like, x, rows))(flat)
     scale = jax.lax.rsqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(flat.dtype).tiny))
     values, vectors = jnp.linalg.eigh(scale[:, None] * hessian * scale[None, :])
     return values, vectors, scale
@@ -315,14 +317,13 @@ class _Offset(NamedTuple):
 
 
 @jax.jit
-def _mean_offset(target: Target, like: PyTree, flat: Vector) -> _Offset:
-    """Mean − mode to first order, −½ H⁻¹ ∇ tr(H(θ) C) with C = H⁻¹ at the mode, over √diag(C)."""
-    subsample = target.subsample()
+def _mean_offset(target: Target, like: PyTree, flat: Vector, rows: PyTree) -> _Offset:
+    """Mean − mode to first order, −½ H⁻¹ ∇ tr(H(θ) C) with C = H⁻¹ at the mode, over √diag(C), on some rows."""
 
     def potential(x: Vector) -> Scalar:
-        return _potential(target, like, x, subsample)
+        return _potential(target, like, x, rows)
 
-    values, vectors, scale = _spectrum(target, like, flat)
+    values, vectors, scale = _spectrum(target, like, flat, rows)
     positive = jnp.where(values > 0, values, jnp.inf)
     root = scale[:, None] * vectors * jax.lax.rsqrt(positive)[None, :]  # C = root rootᵀ
 
@@ -338,7 +339,11 @@ def _mean_offset(target: Target, like: PyTree, flat: Vector) -> _Offset:
 
 
 def _warn_if_far_from_mean(target: Target, like: PyTree, flat: Vector) -> None:
-    smallest, offset = jax.tree.map(np.asarray, _mean_offset(target, like, flat))
+    smallest, offset = jax.tree.map(np.asarray, _mean_offset(target, like, flat, target.subsample()))
+    in_memory = isinstance(target, Posterior) and not isinstance(target.data, DataPlaceholder)
+    if not smallest > 0 and in_memory and SUBSAMPLE_SIZE < target.size <= LARGEST_CHECK // flat.size:
+        # A mode of all rows is none of the subsample, whose Hessian may be indefinite there.
+        smallest, offset = jax.tree.map(np.asarray, _mean_offset(target, like, flat, target.data))
     if not smallest > 0:
         warnings.warn(
             "find_mode: the Hessian is not positive definite there, so the potential has no strict minimum (a flat or "
