@@ -74,13 +74,14 @@ def _widen_ranges(outputs: list[Any]) -> None:
         from pytensor.graph.basic import Constant  # noqa: PLC0415
         from pytensor.graph.traversal import ancestors  # noqa: PLC0415
         from pytensor.tensor.basic import ARange  # noqa: PLC0415
+
+    def wide(bound: Any) -> Any:
+        is_whole = isinstance(bound, Constant) and np.issubdtype(np.asarray(bound.data).dtype, np.integer)
+        return pt.constant(bound.data, dtype="int64") if is_whole else bound
+
     ranges = {one.owner for one in ancestors(outputs) if one.owner is not None and isinstance(one.owner.op, ARange)}
     for node in ranges:
-        bounds = [
-            pt.constant(one.data, dtype="int64") if isinstance(one, Constant) and one.dtype.startswith("int") else one
-            for one in node.inputs
-        ]
-        node.inputs[:] = bounds
+        node.inputs[:] = [wide(bound) for bound in node.inputs]
 
 
 class Compiled:

@@ -554,8 +554,8 @@ SOURCE = Study(
     f"{__name__}:SOURCE",
     {Preset.quick: SOURCE_QUICK, Preset.paper: SOURCE_PAPER},
     "a 20×20 grid instead of 50×50, 300 samples instead of 1,500, one seed, three of four sparsities, four of eight "
-    "methods, about a quarter of the gradients, half the draws, and no tuning of step sizes; from random weights four "
-    "of seven methods at one sparsity, with a multilayer perceptron and 1,500 gradients instead of 4,000.",
+    "methods, about a quarter of the gradients, half the draws, no tuning of step sizes, and no runs from random "
+    "weights.",
     plan,
     assemble,
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table as ScreenTable
@@ -127,13 +127,18 @@ def _contents(parts: Sequence[tuple[str, str, list[Record], str]]) -> str:
     return "".join(items)
 
 
+def _given(record: Record) -> dict[str, Any]:
+    """The settings that are not None: a part of a study that is added later is None in presets that leave it out."""
+    return {key: value for key, value in record.settings.items() if value is not None}
+
+
 def agreements_of(evidence: Evidence) -> dict[str, Agreement | None]:
     """Every run compared with the committed record of its preset; None where there is none of the same settings."""
     known = {(record.name, record.preset): record for record in (*evidence.full, *evidence.reduced)}
     found: dict[str, Agreement | None] = {}
     for run in evidence.runs:
         record = known.get((run.name, run.preset))
-        same = record is not None and record.settings == run.settings
+        same = record is not None and _given(record) == _given(run)
         found[run.name] = compare_with_record(run, record) if record is not None and same else None
     return found
 
