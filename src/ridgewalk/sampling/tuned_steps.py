@@ -114,7 +114,7 @@ class PhaseSpec(NamedTuple):
     def of_phase(self, phase: int) -> "PhaseSpec":
         """The settings of a phase of warm-up, from those of the run after it."""
         if phase == 0:
-            return self._replace(tuning=True, arriving=True, energy_error=1.0, noise_fraction=1.0)
+            return self._replace(tuning=True, arriving=True, energy_error=1.0, noise_fraction=10.0)
         if phase == 1:
             # With little friction, steps in a row have similar directions, and a window of pairs sees few of them.
             return self._replace(tuning=True, noise_fraction=1.0, least_friction=0.5)
