@@ -72,7 +72,7 @@ def split_chains(method: str, chains: int, data: PyTree = None) -> list[ChainPar
 
 def readable_start(position: PyTree) -> dict[str, PyTree]:
     """The start as a setting of the run; on the host where other processes have parts of it."""
-    return {} if is_addressable(position) else {"position": to_host(position)}
+    return {} if jax.process_count() == 1 or is_addressable(position) else {"position": to_host(position)}
 
 
 def _broadcast(position: PyTree, chains: int) -> PyTree:
