@@ -340,10 +340,14 @@ def _mean_offset(target: Target, like: PyTree, flat: Vector, rows: PyTree) -> _O
 
 def _warn_if_far_from_mean(target: Target, like: PyTree, flat: Vector) -> None:
     smallest, offset = jax.tree.map(np.asarray, _mean_offset(target, like, flat, target.subsample()))
-    if not smallest > 0 and isinstance(target, Posterior) and not isinstance(target.data, DataPlaceholder):
+    if (
+        not smallest > 0
+        and isinstance(target, Posterior)
+        and not isinstance(target.data, DataPlaceholder)
+        and SUBSAMPLE_SIZE < target.size <= LARGEST_CHECK // flat.size
+    ):
         # A mode of all rows is none of the subsample, whose Hessian may be indefinite there.
-        if SUBSAMPLE_SIZE < target.size <= LARGEST_CHECK // flat.size:
-            smallest, offset = jax.tree.map(np.asarray, _mean_offset(target, like, flat, target.data))
+        smallest, offset = jax.tree.map(np.asarray, _mean_offset(target, like, flat, target.data))
     if not smallest > 0:
         warnings.warn(
             "find_mode: the Hessian is not positive definite there, so the potential has no strict minimum (a flat or "
