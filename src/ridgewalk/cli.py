@@ -6,7 +6,7 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
-import ridgewalk
+import ridgewalk as rw
 from ridgewalk._cli_errors import errors_as_messages, write_any_text
 from ridgewalk._validation import requires_extra
 from ridgewalk.darcy.cli import app as darcy_app
@@ -28,7 +28,7 @@ register(app)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ridgewalk {ridgewalk.__version__}")
+        typer.echo(f"ridgewalk {rw.__version__}")
         raise typer.Exit
 
 
