@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -8,6 +9,8 @@ import pytest
 MOST_MAPS = 20_000
 
 os.environ["RIDGEWALK_COMPILATION_CACHE"] = "off"  # commands leave the user's cache folder alone
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
