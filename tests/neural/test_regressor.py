@@ -345,7 +345,7 @@ def test_scores_of_rows_left_out_of_each_chain(line):
     assert model.report_.gain.how == "on rows left out of each chain"
     assert model.report_.draws == 40
     with pytest.raises(ValueError, match=r"chains=1 leaves no row to learn from.*holdout=0\.2"):
-        model.set_params(chains=1).fit(x, y)
+        model.set_params(chains=1, draws=20).fit(x, y)
 
 
 def test_max_time_ends_the_sampling(line, monkeypatch):

@@ -227,6 +227,7 @@ def sample(
         parse_interval(checkpoint_every),
         resume,
         parts,
+        getattr(data, "shards", 0),
     )
     with contextlib.closing(writer):
         runner = Runner(schedule, groups, writer, buffer_draws)

@@ -229,8 +229,9 @@ class RunWriter:
         every: tuple[int | None, float | None],
         resume: bool,
         parts: Sequence[ChainPart] = (),
+        shards: int = 0,
     ) -> None:
-        self.schedule, self.settings, self.parts = schedule, settings, parts
+        self.schedule, self.settings, self.parts, self.shards = schedule, settings, parts, shards
         self.steps_between, self.seconds_between = every
         self.folder = None if folder is None else Path(folder)
         self.store_path = None if store is None else Path(store)
@@ -412,8 +413,7 @@ class RunWriter:
 
     def advice(self) -> str:
         """What to do after a process was lost."""
-        data = getattr(getattr(self.settings.get("estimator"), "target", None), "data", None)
-        return advice(getattr(data, "shards", 0), self.folder)
+        return advice(self.shards, self.folder)
 
     @property
     def start(self) -> int:
