@@ -91,7 +91,7 @@ def test_the_offset_of_the_mean_is_predicted():
     shape = 10.0
     target = rw.Density(lambda v: jnp.sum(shape * v - jnp.exp(v)))
     mode = jnp.full(2, np.log(shape))
-    found = _mean_offset(target, mode, mode)
+    found = _mean_offset(target, mode, mode, None)
     np.testing.assert_allclose(found.offset, -1 / (2 * shape) * np.sqrt(shape), rtol=1e-6)
 
 

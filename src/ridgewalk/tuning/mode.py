@@ -311,7 +311,7 @@ def _spectrum(target: Target, like: PyTree, flat: Vector, rows: PyTree) -> tuple
 
 class _Offset(NamedTuple):
     smallest: Scalar
-    """The smallest eigenvalue of the Hessian relative to the largest."""
+    """The smallest eigenvalue of the Hessian relative to the one of largest size."""
     offset: Vector
     """The estimated posterior mean minus the mode, in posterior standard deviations."""
 
@@ -335,7 +335,7 @@ def _mean_offset(target: Target, like: PyTree, flat: Vector, rows: PyTree) -> _O
 
     gradient = jax.lax.scan(add, jnp.zeros_like(flat), root.T)[0]
     spread = jnp.sqrt(jnp.sum(root**2, axis=1))
-    return _Offset(values[0] / values[-1], -0.5 * (root @ (gradient @ root)) / spread)
+    return _Offset(values[0] / jnp.max(jnp.abs(values)), -0.5 * (root @ (gradient @ root)) / spread)
 
 
 def _warn_if_far_from_mean(target: Target, like: PyTree, flat: Vector) -> None:
