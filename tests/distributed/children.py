@@ -36,7 +36,7 @@ def digest(tree):
 
 
 CHILD = Path(__file__).with_name("run_child.py")
-TIMEOUT = 200
+TIMEOUT = 600
 
 
 def start(cases, processes=1, devices=1, flags="", **settings):

@@ -37,6 +37,9 @@ def test_a_failure_ends_the_others(tmp_path, capfd):
     assert "process 1 ended with exit code 7; the others are ended" in capfd.readouterr().err
 
 
+PATIENCE = 300
+"""Seconds that a test waits for processes; a shared machine may be ten times slower than a quiet one."""
+
 COMMAND = [sys.executable, "-c", "from ridgewalk.cli import main; main()", "launch", "-n", "2"]
 
 
@@ -48,21 +51,29 @@ def start_waiting(tmp_path, text):
     return child
 
 
+def end(child):
+    """Kill the launcher if it still runs, wait for it and close its pipes."""
+    child.kill()
+    child.communicate()
+
+
 def test_a_signal_goes_to_all(tmp_path):
     child = start_waiting(tmp_path, "import signal, time\nprint('ready', flush=True)\nsignal.pause()\n")
     try:
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=30)
+        child.communicate(timeout=PATIENCE)
     finally:
-        child.kill()
+        end(child)
     assert child.returncode == 128 + signal.SIGTERM
 
 
 STOPS_IN_ORDER = """
 import signal, time
-signal.signal(signal.SIGINT, lambda *_: print("stops", flush=True))
+received = []
+signal.signal(signal.SIGINT, lambda *_: (received.append(1), print("stops", flush=True)))
 print("ready", flush=True)
-signal.pause()
+while not received:  # signal.pause() would miss a signal that comes before it
+    time.sleep(0.01)
 time.sleep(0.3)
 """
 
@@ -72,9 +83,9 @@ def test_ctrl_c_comes_to_each_process_once_and_is_not_success(tmp_path):
     child = start_waiting(tmp_path, STOPS_IN_ORDER)
     try:
         os.killpg(child.pid, signal.SIGINT)
-        output, errors = child.communicate(timeout=30)
+        output, errors = child.communicate(timeout=PATIENCE)
     finally:
-        child.kill()
+        end(child)
     assert sorted(output.splitlines()) == ["[0] stops", "[1] stops"]
     assert child.returncode == 128 + signal.SIGINT
     assert "ended after SIGINT" in errors
@@ -111,23 +122,23 @@ def test_runs_at_once_do_not_meet_and_ctrl_c_leaves_a_checkpoint(tmp_path):
     runs = [start_run(tmp_path, "a", 500), start_run(tmp_path, "b", 500), start_run(tmp_path, "c", 10**9)]
     try:
         for run in runs[:2]:
-            output, errors = run.communicate(timeout=120)
+            output, errors = run.communicate(timeout=PATIENCE)
             assert run.returncode == 0, errors
             assert sorted(output.splitlines()) == ["[0] made all steps", "[1] made all steps"]
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while not list((tmp_path / "c").glob("step-*")) and time.monotonic() < until:
             time.sleep(0.1)
         runs.append(start_run(tmp_path, "c", 500))
-        _, errors = runs[3].communicate(timeout=60)
+        _, errors = runs[3].communicate(timeout=PATIENCE)
         assert runs[3].returncode
         assert "another run is writing" in errors
         os.killpg(runs[2].pid, signal.SIGINT)
-        output, errors = runs[2].communicate(timeout=60)
+        output, errors = runs[2].communicate(timeout=PATIENCE)
         assert runs[2].returncode == 128 + signal.SIGINT, errors
         assert sorted(output.splitlines()) == ["[0] stopped early", "[1] stopped early"]
     finally:
         for run in runs:
-            run.kill()
+            end(run)
     assert list((tmp_path / "c").glob("step-*"))
 
 

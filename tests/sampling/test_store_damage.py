@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import time
 
 import jax
 import jax.numpy as jnp
@@ -331,11 +330,9 @@ def test_every_leaf_name_can_be_stored_and_resumed(tmp_path):
 
 def test_many_chains_share_chunks(tmp_path):
     """A store has as many files for 500 chains as for one."""
-    started = time.monotonic()
     start = jnp.zeros((500, 3))
     options = {"start": start, "start_per_chain": True, "chains": 500, "steps": 3}
     result = run(**options, store=tmp_path / "s", checkpoint=tmp_path / "c", checkpoint_every=1)
-    assert time.monotonic() - started < 60
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) < 100
     assert result.positions.shape == (500, 3, 3)
 

@@ -137,12 +137,12 @@ def test_an_interrupt_ends_all_workers(tmp_path):
         [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
     )
     started = []
-    last = time.monotonic() + 60
+    last = time.monotonic() + 300
     while len(started) < 2 and time.monotonic() < last and main.poll() is None:
         time.sleep(0.1)
         started = list((tmp_path / "slow").glob("started-*"))
     main.send_signal(signal.SIGINT)
-    _, errors = main.communicate(timeout=30)
+    _, errors = main.communicate(timeout=300)
     assert len(started) == 2, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert errors.count("Traceback") == 1, "workers end silently"
