@@ -25,8 +25,9 @@ The posterior is sampled in z and t: the prior's scale does not enter its curvat
 network's initialisation is.
 """
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -101,6 +102,11 @@ class FunctionPrior(NamedTuple):
         return -0.5 * sum(terms, start=jnp.zeros((), terms[0].dtype))
 
 
+@partial(jit, static_argnums=0)
+def _coordinates(prior: FunctionPrior, weights: PyTree) -> PyTree:
+    return prior.coordinates(weights)
+
+
 def function_prior(
     model: Model, input_shape: Shape, outputs: int, variation: float, *, learnt: bool = True
 ) -> FunctionPrior:
@@ -111,23 +117,27 @@ def function_prior(
     weights = count_weights(starts[0])
     share = max(1, -(-weights * FUNCTIONS * INPUTS // MOST_WORK))
     functions, inputs = max(2, FUNCTIONS // min(share, 16)), max(8, INPUTS // max(1, share // 16))
-    like = jax.eval_shape(model.init, jax.random.key(0))
+    like, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+    ends = np.cumsum([leaf.size for leaf in like])[:-1]
 
     @jit
     def spread(factor: jax.Array) -> jax.Array:
         """Root mean square, over functions and outputs, of the standard deviation over inputs."""
-        keys = jax.random.split(jax.random.key(2), functions)
-        x = jax.random.normal(jax.random.key(3), (inputs, *input_shape))
+        # One draw for all: the generator is compiled once for every array that it fills.
+        numbers = inputs * math.prod(input_shape)
+        drawn = jax.random.normal(jax.random.key(2), (numbers + functions * weights,))
+        x = drawn[:numbers].reshape(inputs, *input_shape)
 
-        def variance(key: jax.Array) -> jax.Array:
-            own = jax.random.split(key, len(leaves))
-            flat, structure = jax.tree.flatten(like)
-            z = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(own, flat, strict=True)]
-            stretched = [factor * one if prior.scaled else one for one, prior in zip(z, leaves, strict=True)]
-            raw = model.apply(unit.weights(jax.tree.unflatten(structure, stretched), None), x)
+        def variance(row: jax.Array) -> jax.Array:
+            parts = zip(jnp.split(row, ends), like, leaves, strict=True)
+            z = [
+                (factor * part if prior.scaled else part).reshape(leaf.shape).astype(leaf.dtype)
+                for part, leaf, prior in parts
+            ]
+            raw = model.apply(unit.weights(jax.tree.unflatten(structure, z), None), x)
             return jnp.mean(jnp.var(raw[:, :outputs], axis=0))
 
-        return jnp.sqrt(jnp.mean(jax.lax.map(variance, keys)))
+        return jnp.sqrt(jnp.mean(jax.lax.map(variance, drawn[numbers:].reshape(functions, weights))))
 
     def log_spread(log_factor: float) -> float:
         with np.errstate(divide="ignore"):
@@ -329,7 +339,7 @@ def _build(spec: PosteriorSpec, model: Model) -> NetworkPosterior:
 
     def start(key: Key) -> PyTree:
         weights = jax.tree.map(lambda w: w.astype(spec.dtype), model.init(key))
-        position = {"network": weights if units is None else units.coordinates(weights)}
+        position = {"network": weights if units is None else _coordinates(units, weights)}
         if units is not None and units.scales:
             position["scales"] = np.zeros(units.scales, spec.dtype)
         return {**position, **likelihood.start(spec.dtype)}

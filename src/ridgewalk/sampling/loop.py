@@ -36,16 +36,15 @@ def statistics_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
-def empty_array(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Zeros, made on the host because operations outside `jit` would each be compiled; sharded where positions are."""
-    if current_placement() is not None:
-        return _sharded_zeros(shape, jnp.dtype(dtype))
-    return jnp.array(np.zeros(shape, dtype))
+@partial(jit, static_argnums=0)
+def _zeros(shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> tuple[jax.Array, ...]:
+    return tuple(jnp.zeros(shape, dtype) for shape, dtype in shapes)
 
 
-@partial(jit, static_argnums=(0, 1))
-def _sharded_zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jnp.zeros(shape, dtype)
+def zeros_like(shapes: PyTree) -> PyTree:
+    """Zeros for every `ShapeDtypeStruct`, by one compiled program; sharded where positions are."""
+    leaves, structure = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(structure, _zeros(tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)))
 
 
 class DrawBuffer(NamedTuple):
@@ -73,19 +72,24 @@ class DrawRecorder:
     def empty(self, position: PyTree, info: Info, slots: int) -> DrawBuffer:
         """Buffers for the draws of a chunk; `position` and `info` have a leading axis with the chains."""
 
-        def zeros(tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: empty_array((slots, *x.shape), x.dtype), tree)
+        def buffers(tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((slots, *x.shape), x.dtype), tree)
+
+        def statistics(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, statistics_dtype(x.dtype))
 
         collected = None
         if self.collect is not None:
-            collected = zeros(jax.eval_shape(jax.vmap(self.collect), position))
+            collected = buffers(jax.eval_shape(jax.vmap(self.collect), position))
         moments = None
         if self.moments:
-            mean = jax.tree.map(lambda x: empty_array(x.shape, statistics_dtype(x.dtype)), position)
-            weight = jnp.zeros((), statistics_dtype(jnp.result_type(*jax.tree.leaves(position))))
-            moments = Moments(weight, mean, jax.tree.map(jnp.copy, mean))
-        info = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, statistics_dtype(x.dtype)), info)
-        return DrawBuffer(zeros(position) if self.positions else None, collected, zeros(info), moments)
+            like = jax.tree.map(statistics, position)
+            weight: Any = jax.ShapeDtypeStruct((), statistics_dtype(jnp.result_type(*jax.tree.leaves(position))))
+            moments = Moments(weight, like, like)
+        positions = buffers(position) if self.positions else None
+        shapes = DrawBuffer(positions, collected, buffers(jax.tree.map(statistics, info)), moments)
+        made: DrawBuffer = zeros_like(shapes)
+        return made
 
     def write(
         self,
