@@ -12,7 +12,7 @@ import pytest
 from tests.compilations import compilations
 
 from ridgewalk import _compilation
-from ridgewalk._compilation import cache_folder, jit, quick_compilation
+from ridgewalk._compilation import cache_folder, count_numbers, jit, quick_compilation
 
 
 def test_a_context_compiles_with_options_of_its_own():
@@ -34,6 +34,15 @@ def test_within_a_traced_function_its_options_count():
     with quick_compilation():
         assert jax.jit(lambda x: double(x) + 1)(3.0) == 7
         assert jax.vmap(double)(jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_numbers_of_loops_and_inner_functions_are_counted():
+    x = np.zeros(5)
+    assert count_numbers(lambda x: jnp.exp(x) + 1, x) == 10
+    assert count_numbers(jax.jit(lambda x: jnp.exp(x) + 1), x) == 10
+    assert count_numbers(lambda x: jax.lax.scan(lambda y, _: (2 * y, None), x, None, length=7)[0], x) == 35
+    branches = [jnp.sin, lambda x: jnp.cos(jnp.sin(x))]
+    assert count_numbers(lambda x: jax.lax.switch(1, branches, x), x) >= 15
 
 
 def test_options_that_xla_does_not_know_are_left_out(monkeypatch):

@@ -7,16 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests import zoo
+from tests.compilations import compilations
 from tests.harness import complaints, flat_draws
 from tests.sampling.problems import assert_same_run
 from tests.targets import linear_regression
 
 import ridgewalk as rw
+from ridgewalk import _compilation
 from ridgewalk._compilation import quick_compilation
 from ridgewalk.diagnostics.next_call import preconditioned
 from ridgewalk.kernel import Tuned
 from ridgewalk.preconditioners.base import NoiseDirections
-from ridgewalk.sampling import loop, runner
+from ridgewalk.sampling import chain_group, loop, runner
 from ridgewalk.sampling.tuned_steps import PhaseSpec, first_noise, phase_spec, unit_step
 from ridgewalk.sampling.warmup import Measured, WarmupPlan, at_fixed_point, choose
 
@@ -356,6 +358,25 @@ def test_phases_and_windows():
     assert [plan.phase(step) for step in (1, 250, 251, 600, 601, 1_000, 1_001)] == [0, 0, 1, 1, 2, 2, 3]
     assert plan.window_ends[1] == plan.ends[1]
     assert plan.window_ends[-1] == plan.steps
+
+
+@pytest.mark.parametrize("most", [0, chain_group.SHORT_WARMUP])
+def test_programs_of_warmup(monkeypatch, most):
+    """Two phases share one; those of a short warm-up are compiled with less optimisation, that of sampling is not."""
+    monkeypatch.setattr(chain_group, "SHORT_WARMUP", most)
+    quick, run_steps = set(), chain_group.run_steps
+
+    def note(*arguments, **settings):
+        quick.add((arguments[5].window_ends is not None, bool(_compilation._current.get())))
+        return run_steps(*arguments, **settings)
+
+    monkeypatch.setattr(chain_group, "run_steps", note)
+    jax.clear_caches()
+    with compilations() as made:
+        sample(rw.sgld(), rw.Density(lambda x: -0.5 * x @ x), jnp.ones(2), steps=600, chains=1)
+    assert sum("run_steps" in name for name in made) == 3
+    wanted = bool(most) and bool(_compilation._quick_options())
+    assert {(True, wanted), (False, False)} == quick
 
 
 def test_equal_results_for_equal_settings():

@@ -24,7 +24,7 @@ from ridgewalk._compilation import WORD, when
 from ridgewalk._random import keys_at, random_bits, uniform_integers
 from ridgewalk._types import Key, PyTree, Scalar
 from ridgewalk._validation import check_whole
-from ridgewalk.data import Batches, read_rows
+from ridgewalk.data import Batches, DataPlaceholder, read_rows
 from ridgewalk.distributed.processes import check_together, exchange_json
 from ridgewalk.distributed.shards import ROWS, Sharded, over_shards
 from ridgewalk.gradients import GradientEstimator
@@ -229,6 +229,13 @@ CHUNK_BYTES = 2**26
 """About what the batches of one chunk may take; two chunks are in memory at a time."""
 
 MOST_STEPS = 1024
+
+
+def batch_shapes(data: PyTree, count: int) -> PyTree:
+    """Shapes and dtypes of a batch of `count` examples."""
+    examples = data.examples if isinstance(data, DataPlaceholder) else data
+    examples = examples.arrays if isinstance(examples, Sharded) else examples
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
 
 
 def shards_of_device(data: Any) -> int:

@@ -20,7 +20,7 @@ from ridgewalk._compilation import jit
 from ridgewalk._pytree import current_placement, layout_of, leaf_names, on_one_device, place, placement_of, using
 from ridgewalk._types import Key, PyTree
 from ridgewalk._validation import check_choice, check_whole
-from ridgewalk.data import Batches, DataPlaceholder
+from ridgewalk.data import Batches
 from ridgewalk.distributed.processes import failing_together
 from ridgewalk.distributed.shards import Sharded
 from ridgewalk.dynamics import AsPrinted, Hamiltonian
@@ -31,6 +31,7 @@ from ridgewalk.sampling.batching import (
     FIX,
     BatchIndexer,
     Source,
+    batch_shapes,
     check_blocks,
     check_finite_rows,
     find_nonfinite_rows,
@@ -510,10 +511,7 @@ def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, sus
         target = target.frozen(target.first_prior(position)) if target.adaptive else target
         _scalar("log_prior", target.prior_value, position)
         count = indexer.batch_size
-        examples = target.data.examples if isinstance(target.data, DataPlaceholder) else target.data
-        examples = examples.arrays if isinstance(examples, Sharded) else examples
-        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), examples)
-        shape = _shape("log_likelihood", target.likelihood_values, position, batch)
+        shape = _shape("log_likelihood", target.likelihood_values, position, batch_shapes(target.data, count))
         if shape != (count,):
             raise ValueError(
                 f"log_likelihood: for a batch of {count} examples it returned shape {shape}; return one value per "

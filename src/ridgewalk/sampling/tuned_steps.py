@@ -77,6 +77,11 @@ LANGEVIN_ERROR, MOMENTUM_ERROR = 0.25, 0.02
 without momentum, and 19 of 20 with it, because a rejected step reverses the momentum."""
 
 
+SETTLING_NOISE, SETTLING_FRICTION = 1.0, 0.5
+"""The gradient noise allowed, and the least friction, in the second phase. With little friction, steps in a row have
+similar directions, and a window of pairs sees few of them."""
+
+
 class PhaseSpec(NamedTuple):
     """The static settings of a phase of warm-up, and of the run after it where gradients are exact."""
 
@@ -115,10 +120,7 @@ class PhaseSpec(NamedTuple):
         """The settings of a phase of warm-up, from those of the run after it."""
         if phase == 0:
             return self._replace(tuning=True, arriving=True, energy_error=1.0, noise_fraction=10.0)
-        if phase == 1:
-            # With little friction, steps in a row have similar directions, and a window of pairs sees few of them.
-            return self._replace(tuning=True, noise_fraction=1.0, least_friction=0.5)
-        return self._replace(tuning=True)
+        return self._replace(tuning=True)  # one compiled program for both phases
 
 
 def unit_step(energy_error: float) -> float:
@@ -375,7 +377,9 @@ class TunedStepper:
             kept = kept._replace(preconditioner=limited)
         kept = when(warm.failures >= MOST_FAILURES, self._start_again, kept, (warm.diagonal, batch))
         warm = warm._replace(failures=warm.failures % MOST_FAILURES)
-        return kept._replace(tuning=self._apply(warm, size), step=after.step), info
+        assert window_ends is not None
+        settling = state.step.low < window_ends[1]
+        return kept._replace(tuning=self._apply(warm, size, settling), step=after.step), info
 
     def _undo(self, before: State, after: State, accepted: Scalar) -> State:
         """The position before the step, and the reversed momentum, unless the step is accepted."""
@@ -502,8 +506,10 @@ class TunedStepper:
             started = self.preconditioner.prune(started, state.mask, state.position, gradient_at)
         return state._replace(preconditioner=started)
 
-    def _apply(self, warm: WarmupState, size: Scalar) -> WarmupState:
+    def _apply(self, warm: WarmupState, size: Scalar, settling: Scalar) -> WarmupState:
         """ε and friction of the next step: those of h, less where the gradient noise would heat the chain.
+
+        `settling`: whether this is the second phase; False in the third.
 
         Far from the posterior, where the gradient is larger than its noise, more noise is allowed: there it decreases
         with the gradient, as the chain approaches.
@@ -512,14 +518,18 @@ class TunedStepper:
         h = warm.root_step
         temperature = dynamics.temperature
         noise, largest = warm.noise.recent.astype(h.dtype), warm.noise.largest.astype(h.dtype)
-        fraction = spec.noise_fraction + 0.1 * jnp.maximum(size / temperature - noise, 0)
+        allowed: Any = (
+            spec.noise_fraction if spec.arriving else jnp.where(settling, SETTLING_NOISE, spec.noise_fraction)
+        )
+        fraction = allowed + 0.1 * jnp.maximum(size / temperature - noise, 0)
         if not spec.exact and not isinstance(dynamics, NoseHoover):
             # Excess temperature: h² V / (2 α) with momentum, ε V / 2 = h² V / 4 without.
             most = (2 if is_momentum(dynamics) else 4) * fraction * temperature
             h = jnp.minimum(h, jnp.sqrt(most / jnp.maximum(largest, 1e-20)))
         friction = jnp.clip(h, 0.2, 1.0)
         if not spec.arriving:
-            friction = jnp.clip(spec.friction * h / warm.slow_scale, spec.least_friction, 1.0)
+            least = jnp.where(settling, SETTLING_FRICTION, spec.least_friction)
+            friction = jnp.clip(spec.friction * h / warm.slow_scale, least, 1.0)
         if not spec.exact:
             least = h**2 * largest / (2 * fraction * temperature)
             friction = jnp.clip(jnp.maximum(friction, least), 0, 1)
