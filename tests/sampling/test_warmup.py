@@ -372,7 +372,7 @@ def test_programs_of_warmup(monkeypatch, most):
 
     monkeypatch.setattr(chain_group, "run_steps", note)
     jax.clear_caches()
-    with compilations() as made:
+    with compilations() as made, quick_compilation(False):
         sample(rw.sgld(), rw.Density(lambda x: -0.5 * x @ x), jnp.ones(2), steps=600, chains=1)
     assert sum("run_steps" in name for name in made) == 3
     wanted = bool(most) and bool(_compilation._quick_options())
