@@ -211,9 +211,10 @@ def peers(
 
 def recipe(start: Any) -> rw.Sampler:
     """The sampler of large networks in `rw.auto`: momentum, and L-BFGS snapshots over a diagonal base."""
-    limited = rw.SnapshotLBFGS(memory=2, curvature_every=10, base_growth=5.0)
+    snapshots = getattr(rw, "SnapshotLBFGS", None) or getattr(rw, "Limited")  # noqa: B009 - its name in older checkouts
+    limited = snapshots(memory=2, curvature_every=10, base_growth=5.0)
     scale = jax.tree.map(lambda leaf: 2.0 ** jnp.arange(-2, 2)[jnp.arange(leaf.size) % 4].reshape(leaf.shape), start)
-    return rw.Sampler(rw.Hamiltonian(friction=0.1), rw.rescaled(limited, scale))
+    return rw.sghmc(friction=0.1, preconditioner=rw.rescaled(limited, scale))
 
 
 def forms(target: rw.Posterior, start: Any, batch_size: int, steps: int, *, dense: bool = False) -> dict[str, Case]:

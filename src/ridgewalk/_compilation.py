@@ -81,6 +81,11 @@ class StepCount:
         """Quotient and remainder, by long division in digits so small that a partial remainder fits 32 bits."""
         if not 0 < divisor < WORD:
             raise ValueError(f"every: {divisor} steps is not an interval from 1 to 2³¹ − 1")
+        if divisor & (divisor - 1) == 0:  # a power of two, as most intervals: no division in every step
+            shift = divisor.bit_length() - 1
+            moved = (self.high & np.int32(divisor - 1)) << np.int32(31 - shift) if shift else jnp.zeros_like(self.high)
+            quotient = StepCount((self.low >> np.int32(shift)) | moved, self.high >> np.int32(shift))
+            return quotient, self.low & np.int32(divisor - 1)
         by, digit = np.uint32(divisor), 32 - divisor.bit_length()
         above = self.high.astype(jnp.uint32)
         rest, low, quotient = above % by, self.low.astype(jnp.uint32), jnp.zeros_like(above)
