@@ -19,8 +19,9 @@ from ridgewalk.diagnostics.next_call import preconditioned
 from ridgewalk.kernel import Evaluation, StepTrace, Tuned
 from ridgewalk.preconditioners.base import NoiseDirections
 from ridgewalk.sampling import loop, runner
+from ridgewalk.sampling.batching import BatchIndexer
 from ridgewalk.sampling.tuned_steps import PhaseSpec, TunedStepper, first_noise, phase_spec, unit_step
-from ridgewalk.sampling.warmup import Measured, WarmupPlan, _first_state, at_fixed_point, choose
+from ridgewalk.sampling.warmup import Measured, WarmupPlan, _first_state, at_fixed_point, choose, plan_warmup
 
 REGRESSION = linear_regression()
 SCALES = np.array([1e-3, 0.1, 1.0, 10.0])
@@ -358,6 +359,22 @@ def test_phases_and_windows():
     assert [plan.phase(step) for step in (1, 250, 251, 600, 601, 1_000, 1_001)] == [0, 0, 1, 1, 2, 2, 3]
     assert plan.window_ends[1] == plan.ends[1]
     assert plan.window_ends[-1] == plan.steps
+    assert plan.centred == ()
+    assert WarmupPlan(1_000, True, 5).centred == (62, 125, 187, plan.window_ends[0], plan.window_ends[2])
+
+
+def test_control_variates_are_centred_where_passes_over_the_data_are_cheap():
+    centred = rw.control_variates(REGRESSION.target, jnp.zeros(3))
+    size = REGRESSION.target.size
+
+    def passes(estimator, batch_size, source="replacement"):
+        return plan_warmup(estimator, 1_000, True, BatchIndexer(source, size, batch_size)).passes
+
+    assert passes(centred, size // 10) == 10
+    assert plan_warmup(centred, 1_000, True, BatchIndexer("replacement", 10**6, 100)).passes == 0
+    assert passes(centred, size, "full") == 0
+    assert passes(rw.gradients.as_estimator(REGRESSION.target), size // 10) == 0
+    assert plan_warmup(centred, 0, True, BatchIndexer("replacement", size, 1)) is None
 
 
 def test_equal_results_for_equal_settings():
