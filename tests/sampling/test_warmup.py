@@ -196,6 +196,31 @@ def test_resumed_in_every_phase(tmp_path, stop):
     assert_same_run(whole, again)
 
 
+@pytest.mark.slow
+def test_batches_that_cannot_be_read_between_two_phases(tmp_path):
+    """The checkpoint that the error leaves is that of the phase which has ended: the next is entered on resumption."""
+    rows, broken = {name: np.asarray(array) for name, array in REGRESSION.target.data.items()}, [True]
+
+    def batches():
+        for number in range(10_000):
+            if broken[0] and number >= 2 * 25:  # two chains, and the first phase has 25 steps
+                raise OSError("the disk is gone")
+            yield {name: array[np.arange(40) + 7 * number % 60] for name, array in rows.items()}
+
+    class Reader:
+        def __iter__(self):
+            return batches()
+
+    posterior = dataclasses.replace(REGRESSION.target, data=rw.Batches(Reader(), REGRESSION.target.size))
+    settings = {"steps": 120, "warmup": 100, "burn_in": 100, "chains": 2, "checkpoint_every": 10}
+    with pytest.raises(OSError, match="the disk is gone"):
+        sample(rw.hasgld_sa(), posterior, jnp.ones(3), **settings, checkpoint=tmp_path / "a")
+    broken[0] = False
+    again = sample(rw.hasgld_sa(), posterior, jnp.ones(3), **settings, checkpoint=tmp_path / "a", resume=True)
+    whole = sample(rw.hasgld_sa(), posterior, jnp.ones(3), **settings, checkpoint=tmp_path / "b")
+    assert_same_run(whole, again)
+
+
 @pytest.mark.parametrize("stop", [200, 300, 480])
 def test_a_preconditioner_that_does_not_fit_is_left(tmp_path, monkeypatch, stop):
     """`auto` falls back to the identity; a run that is resumed after that has it too."""

@@ -266,9 +266,9 @@ class Runner:
                     break
                 if due:
                     self._save()
-                start = self.step
+                start, batches = self.step, self._batches(after - stop)
                 self._enter_phase(start)
-                self._advance(start, stop, self._batches(after - stop))
+                self._advance(start, stop, batches)
                 sizer.record(stop - start)
                 self.step, stop = stop, after
                 alive = self.bad_steps < 0
