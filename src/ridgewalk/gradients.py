@@ -78,7 +78,8 @@ class ControlVariates:
     """g = ∇U(c) + ∇Ũ(θ; batch) − ∇Ũ(c; batch) with a centre c, ideally the posterior mean (Baker et al. 2019).
 
     A mode may be far from where the posterior has its mass: each chain moves the centre at the end of every phase of
-    warm-up, to its position and then to its mean over the last window, with one pass over the data each time.
+    warm-up, and more often where it is cheap, to its position and then to its mean over the last window, with one pass
+    over the data each time.
     """
 
     target: Posterior = array_field()

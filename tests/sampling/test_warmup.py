@@ -1,6 +1,7 @@
 """Warm-up: chains arrive from any start, step size and friction are found, and the run samples the posterior."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,14 @@ from tests.targets import linear_regression
 import ridgewalk as rw
 from ridgewalk import _compilation
 from ridgewalk._compilation import quick_compilation
+from ridgewalk._pytree import layout_of
 from ridgewalk.diagnostics.next_call import preconditioned
-from ridgewalk.kernel import Tuned
+from ridgewalk.kernel import Evaluation, StepTrace, Tuned
 from ridgewalk.preconditioners.base import NoiseDirections
 from ridgewalk.sampling import chain_group, loop, runner
-from ridgewalk.sampling.tuned_steps import PhaseSpec, first_noise, phase_spec, unit_step
-from ridgewalk.sampling.warmup import Measured, WarmupPlan, at_fixed_point, choose
+from ridgewalk.sampling.batching import BatchIndexer
+from ridgewalk.sampling.tuned_steps import PhaseSpec, TunedStepper, first_noise, phase_spec, unit_step
+from ridgewalk.sampling.warmup import Measured, WarmupPlan, _first_state, at_fixed_point, choose, plan_warmup
 
 REGRESSION = linear_regression()
 SCALES = np.array([1e-3, 0.1, 1.0, 10.0])
@@ -195,6 +198,31 @@ def test_resumed_in_every_phase(tmp_path, stop):
     assert_same_run(whole, again)
 
 
+@pytest.mark.slow
+def test_batches_that_cannot_be_read_between_two_phases(tmp_path):
+    """The checkpoint that the error leaves is that of the phase which has ended: the next is entered on resumption."""
+    rows, broken = {name: np.asarray(array) for name, array in REGRESSION.target.data.items()}, [True]
+
+    def batches():
+        for number in range(10_000):
+            if broken[0] and number >= 2 * 25:  # two chains, and the first phase has 25 steps
+                raise OSError("the disk is gone")
+            yield {name: array[np.arange(40) + 7 * number % 60] for name, array in rows.items()}
+
+    class Reader:
+        def __iter__(self):
+            return batches()
+
+    posterior = dataclasses.replace(REGRESSION.target, data=rw.Batches(Reader(), REGRESSION.target.size))
+    settings = {"steps": 120, "warmup": 100, "burn_in": 100, "chains": 2, "checkpoint_every": 10}
+    with pytest.raises(OSError, match="the disk is gone"):
+        sample(rw.hasgld_sa(), posterior, jnp.ones(3), **settings, checkpoint=tmp_path / "a")
+    broken[0] = False
+    again = sample(rw.hasgld_sa(), posterior, jnp.ones(3), **settings, checkpoint=tmp_path / "a", resume=True)
+    whole = sample(rw.hasgld_sa(), posterior, jnp.ones(3), **settings, checkpoint=tmp_path / "b")
+    assert_same_run(whole, again)
+
+
 @pytest.mark.parametrize("stop", [200, 300, 480])
 def test_a_preconditioner_that_does_not_fit_is_left(tmp_path, monkeypatch, stop):
     """`auto` falls back to the identity; a run that is resumed after that has it too."""
@@ -358,6 +386,22 @@ def test_phases_and_windows():
     assert [plan.phase(step) for step in (1, 250, 251, 600, 601, 1_000, 1_001)] == [0, 0, 1, 1, 2, 2, 3]
     assert plan.window_ends[1] == plan.ends[1]
     assert plan.window_ends[-1] == plan.steps
+    assert plan.centred == ()
+    assert WarmupPlan(1_000, True, 5).centred == (62, 125, 187, plan.window_ends[0], plan.window_ends[2])
+
+
+def test_control_variates_are_centred_where_passes_over_the_data_are_cheap():
+    centred = rw.control_variates(REGRESSION.target, jnp.zeros(3))
+    size = REGRESSION.target.size
+
+    def passes(estimator, batch_size, source="replacement"):
+        return plan_warmup(estimator, 1_000, True, BatchIndexer(source, size, batch_size)).passes
+
+    assert passes(centred, size // 10) == 10
+    assert plan_warmup(centred, 1_000, True, BatchIndexer("replacement", 10**6, 100)).passes == 0
+    assert passes(centred, size, "full") == 0
+    assert passes(rw.gradients.as_estimator(REGRESSION.target), size // 10) == 0
+    assert plan_warmup(centred, 0, True, BatchIndexer("replacement", size, 1)) is None
 
 
 @pytest.mark.parametrize("most", [0, chain_group.SHORT_WARMUP])
@@ -432,6 +476,40 @@ def test_the_noise_of_the_gradient_in_one_direction(dynamics, variances):
 
     root = np.stack([displacement(unit) for unit in jnp.eye(3)])
     np.testing.assert_allclose(root @ root.T, turn.T @ np.diag(variances) @ turn, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_measured_noise_is_that_of_the_gradient(rows, centred):
+    """Over many batches; from an odd number of rows too. Control variates at 0 leave a part of it."""
+    dimension, left = 3, 0.5 if centred else 1.0
+    scales = jnp.array([1.0, 2.0, 3.0])
+    batches = jax.random.normal(jax.random.key(0), (4_000, rows, dimension), dtype=float)
+
+    def evaluate(position, batch):
+        return 0.0, jnp.mean(batch, axis=0) * position
+
+    def correction_on(batch):
+        return -0.5 * jnp.mean(batch, axis=0) if centred else None
+
+    def measured(batch):
+        at = jnp.ones(dimension)
+        trace = StepTrace(
+            SimpleNamespace(factor_transpose=lambda g: scales * g),
+            Evaluation(at, *evaluate(at, batch)),
+            at,
+            correction_on(batch),
+            lambda: at,
+            evaluate,
+            correction_on,
+        )
+        warm = _first_state(at, at, jnp.asarray(0), jnp.asarray(1.0), None, 0)
+        state = SimpleNamespace(step=jnp.asarray(0))
+        return stepper._measure_noise(warm, trace, batch, state).noise.total
+
+    stepper = TunedStepper(None, rw.sgld(), rw.gradients.as_estimator(GAUSSIAN), layout_of(jnp.ones(3)), PhaseSpec())
+    expected = left**2 * float(jnp.mean(scales**2)) / rows
+    assert float(jnp.mean(jax.vmap(measured)(batches))) == pytest.approx(expected, rel=0.05)
 
 
 def test_directions_of_most_noise_are_found():

@@ -206,6 +206,9 @@ class ChainGroup:
             cached, directions = self.phase.cached, noise_directions(sampler, self.dimension, spec.indexer.full)
             with self._compilation():
                 states = arriving_chains(first, estimator, states, hot_until, cached=cached, directions=directions)
+            if isinstance(estimator, ControlVariates):
+                given = Anchor(estimator.centre, estimator.likelihood_gradient)
+                states = states._replace(estimator=jax.tree.map(lambda x: jnp.stack([x] * self.chains), given))
         draws = spec.recorder.empty(states.position, info, buffer_draws)
         temperature = sampler.dynamics.temperature
         carry = LoopCarry(states, draws, DivergenceMonitor.init(potentials, self.dimension, temperature), None)
@@ -297,6 +300,11 @@ class ChainGroup:
                 states = refining_chains(settling_sampler(self.sampler), self.estimator, states)
         if isinstance(self.estimator, ControlVariates):
             states = states._replace(estimator=self._anchors(former, mean=phase > 1))
+        self.carry = self.carry._replace(states=self.place(states) if self.spread else states)
+
+    def centre(self, mean: bool) -> None:
+        """Centre control variates anew within a phase of warm-up (see `_anchors`)."""
+        states = self.carry.states._replace(estimator=self._anchors(self.carry.states, mean))
         self.carry = self.carry._replace(states=self.place(states) if self.spread else states)
 
     def _anchors(self, states: State, mean: bool) -> Anchor:

@@ -266,9 +266,9 @@ class Runner:
                     break
                 if due:
                     self._save()
-                start = self.step
+                start, batches = self.step, self._batches(after - stop)
                 self._enter_phase(start)
-                self._advance(start, stop, self._batches(after - stop))
+                self._advance(start, stop, batches)
                 sizer.record(stop - start)
                 self.step, stop = stop, after
                 alive = self.bad_steps < 0
@@ -333,7 +333,7 @@ class Runner:
         buffer_full = schedule.step_of_draw(schedule.draws_by(start) + self.buffer_draws - 1)
         between = self.writer.steps_between
         checkpoint = schedule.steps if between is None else (start // between + 1) * between
-        phases = () if self.plan is None else self.plan.ends
+        phases = () if self.plan is None else (*self.plan.ends, *self.plan.centred)
         phase = min((end for end in phases if end > start), default=schedule.steps)
         return min(start + length, schedule.steps, buffer_full, checkpoint, phase, (start // WORD + 1) * WORD)
 
@@ -344,6 +344,9 @@ class Runner:
 
     def _enter_phase(self, start: int) -> None:
         """Between two phases of warm-up: prepare the next; after the last, choose ε and friction for all chains."""
+        if self.plan is not None and start in self.plan.centred:
+            for group in self.groups:
+                group.centre(mean=start > self.plan.ends[0])
         if self.plan is None or start not in self.plan.ends:
             return
         if start < self.plan.steps:

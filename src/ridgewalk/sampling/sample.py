@@ -51,7 +51,7 @@ from ridgewalk.sampling.loop import DrawRecorder, LoopSpec, block_length, join_m
 from ridgewalk.sampling.parts import gather_result, same_settings
 from ridgewalk.sampling.runner import LONGEST_CHUNK, Callback, Runner, compile_seconds, tuned_step_size
 from ridgewalk.sampling.storage import RunWriter, stored_setting
-from ridgewalk.sampling.warmup import SHORTEST, WarmupPlan
+from ridgewalk.sampling.warmup import SHORTEST, plan_warmup
 from ridgewalk.schedules import Every, RunSchedule, StepSizes, parse_interval
 from ridgewalk.target import Density, Posterior, Target, constrained, model_starts, on_host
 
@@ -164,7 +164,6 @@ def sample(
     check_keep(keep, collect, store)
     check_run_options(checkpoint, resume, callback)
     schedule = run_schedule(steps, burn_in, thin, chains, step_size)
-    plan = WarmupPlan(warmup, isinstance(step_size, str)) if warmup else None
     estimator = as_estimator(target)
     data = estimator.target.data if isinstance(estimator.target, Posterior) else None
     keep = keep or ("draws" if collect is None or store is not None else "moments")
@@ -180,6 +179,7 @@ def sample(
     )
     parts = split_chains(chain_method, chains, data)
     indexer = check_blocks(check_data(estimator.target, batch_size, replacement), data, block_size)
+    plan = plan_warmup(estimator, warmup, isinstance(step_size, str), indexer)
     nonfinite = find_nonfinite_rows(data)
     if isinstance(getattr(data, "source", data), Batches) and len(parts) > 1:
         raise ValueError(

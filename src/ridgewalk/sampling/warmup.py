@@ -24,7 +24,7 @@ from ridgewalk._compilation import jit
 from ridgewalk._pytree import Layout, layout_of
 from ridgewalk._types import GradientAt, Mask, PyTree, Scalar, Vector
 from ridgewalk.dynamics import BAOAB, Dynamics, Hamiltonian, NoseHoover
-from ridgewalk.gradients import GradientEstimator, with_prior
+from ridgewalk.gradients import ControlVariates, GradientEstimator, with_prior
 from ridgewalk.kernel import Sampler, State, Tuned
 from ridgewalk.preconditioners.base import (
     NoiseDirections,
@@ -34,6 +34,7 @@ from ridgewalk.preconditioners.base import (
     whitened_hessian_product,
 )
 from ridgewalk.preconditioners.diagonal import Diagonal
+from ridgewalk.sampling.batching import BatchIndexer
 from ridgewalk.sampling.tuned_steps import (
     PhaseSpec,
     WarmupState,
@@ -70,6 +71,9 @@ FIRST_STEP = 0.1
 SHORTEST = 100
 """The least number of steps of a warm-up."""
 
+MOST_PASSES = 10
+"""The largest number of passes over the data within phases."""
+
 
 @dataclass(frozen=True)
 class WarmupPlan:
@@ -78,6 +82,8 @@ class WarmupPlan:
     steps: int
     step_size: bool
     """Whether ε is chosen; False if the user gave it."""
+    passes: int = 0
+    """Passes over the data, for every chain, within phases: to centre control variates anew."""
 
     @property
     def ends(self) -> tuple[int, int, int]:
@@ -89,10 +95,33 @@ class WarmupPlan:
         return sum(step > end for end in self.ends)
 
     @property
+    def centred(self) -> tuple[int, ...]:
+        """The steps, within phases, after which control variates are centred anew.
+
+        Most are in the first phase: far from their centre they are worse than none.
+        """
+        arrived, inside = self.ends[0], self.window_ends[::2]
+        if self.passes < len(inside):
+            return ()
+        parts = self.passes - len(inside) + 1
+        return *(arrived * part // parts for part in range(1, parts)), *inside
+
+    @property
     def window_ends(self) -> tuple[int, int, int, int]:
         """The steps at which statistics are renewed: twice in each of the last two phases."""
         arrived, settled, end = self.ends
         return (arrived + settled) // 2, settled, settled + int(0.45 * (end - settled)), end
+
+
+def plan_warmup(estimator: GradientEstimator, steps: int, step_size: bool, indexer: BatchIndexer) -> WarmupPlan | None:
+    """The plan of a warm-up; None for no steps.
+
+    The passes over the data that control variates are centred with cost at most a quarter of its gradients.
+    """
+    passes = 0
+    if isinstance(estimator, ControlVariates) and not indexer.full:
+        passes = min(MOST_PASSES, steps * indexer.batch_size // (4 * indexer.size))
+    return WarmupPlan(steps, step_size, passes) if steps else None
 
 
 # From phase to phase
