@@ -1,6 +1,7 @@
 """Warm-up: chains arrive from any start, step size and friction are found, and the run samples the posterior."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,13 @@ from tests.targets import linear_regression
 
 import ridgewalk as rw
 from ridgewalk._compilation import quick_compilation
+from ridgewalk._pytree import layout_of
 from ridgewalk.diagnostics.next_call import preconditioned
-from ridgewalk.kernel import Tuned
+from ridgewalk.kernel import Evaluation, StepTrace, Tuned
 from ridgewalk.preconditioners.base import NoiseDirections
 from ridgewalk.sampling import loop, runner
-from ridgewalk.sampling.tuned_steps import PhaseSpec, first_noise, phase_spec, unit_step
-from ridgewalk.sampling.warmup import Measured, WarmupPlan, at_fixed_point, choose
+from ridgewalk.sampling.tuned_steps import PhaseSpec, TunedStepper, first_noise, phase_spec, unit_step
+from ridgewalk.sampling.warmup import Measured, WarmupPlan, _first_state, at_fixed_point, choose
 
 REGRESSION = linear_regression()
 SCALES = np.array([1e-3, 0.1, 1.0, 10.0])
@@ -411,6 +413,40 @@ def test_the_noise_of_the_gradient_in_one_direction(dynamics, variances):
 
     root = np.stack([displacement(unit) for unit in jnp.eye(3)])
     np.testing.assert_allclose(root @ root.T, turn.T @ np.diag(variances) @ turn, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_measured_noise_is_that_of_the_gradient(rows, centred):
+    """Over many batches; from an odd number of rows too. Control variates at 0 leave a part of it."""
+    dimension, left = 3, 0.5 if centred else 1.0
+    scales = jnp.array([1.0, 2.0, 3.0])
+    batches = jax.random.normal(jax.random.key(0), (4_000, rows, dimension), dtype=float)
+
+    def evaluate(position, batch):
+        return 0.0, jnp.mean(batch, axis=0) * position
+
+    def correction_on(batch):
+        return -0.5 * jnp.mean(batch, axis=0) if centred else None
+
+    def measured(batch):
+        at = jnp.ones(dimension)
+        trace = StepTrace(
+            SimpleNamespace(factor_transpose=lambda g: scales * g),
+            Evaluation(at, *evaluate(at, batch)),
+            at,
+            correction_on(batch),
+            lambda: at,
+            evaluate,
+            correction_on,
+        )
+        warm = _first_state(at, at, jnp.asarray(0), jnp.asarray(1.0), None, 0)
+        state = SimpleNamespace(step=jnp.asarray(0))
+        return stepper._measure_noise(warm, trace, batch, state).noise.total
+
+    stepper = TunedStepper(None, rw.sgld(), rw.gradients.as_estimator(GAUSSIAN), layout_of(jnp.ones(3)), PhaseSpec())
+    expected = left**2 * float(jnp.mean(scales**2)) / rows
+    assert float(jnp.mean(jax.vmap(measured)(batches))) == pytest.approx(expected, rel=0.05)
 
 
 def test_directions_of_most_noise_are_found():

@@ -144,7 +144,7 @@ class BatchIndexer:
 
 
 def check_blocks(indexer: BatchIndexer, data: PyTree, block_size: int | None) -> BatchIndexer:
-    """Batches of blocks of consecutive rows, an even number of them: warm-up compares two halves of a batch."""
+    """Batches of blocks of consecutive rows, an even number of them: warm-up compares a half with the whole."""
     if block_size is None:
         return indexer
     check_whole("block_size", block_size, 1, "use None to draw single rows")
@@ -236,16 +236,15 @@ def shards_of_device(data: Any) -> int:
     return data.shards // data.devices if isinstance(data, Sharded) else 1
 
 
-def halves(data: Any, batch: PyTree) -> list[PyTree]:
-    """The first and the second half of a batch, of every shard's rows."""
+def first_half(data: Any, batch: PyTree) -> PyTree:
+    """The first half of a batch, of every shard's rows; of an odd number of rows, the smaller one."""
     shards = shards_of_device(data)
 
-    def part(x: jax.Array, k: int) -> jax.Array:
+    def part(x: jax.Array) -> jax.Array:
         split = x.reshape(shards, -1, *x.shape[1:])
-        half = split.shape[1] // 2
-        return split[:, k * half : (k + 1) * half].reshape(-1, *x.shape[1:])
+        return split[:, : split.shape[1] // 2].reshape(-1, *x.shape[1:])
 
-    return [jax.tree.map(lambda x, k=k: part(x, k), batch) for k in (0, 1)]
+    return jax.tree.map(part, batch)
 
 
 class Reader(Protocol):
