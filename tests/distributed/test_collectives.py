@@ -56,8 +56,8 @@ LARGEST = {
     "svrg": CHAINS * 2 * (PARAMETERS + 1),
     "spike": CHAINS * (PARAMETERS + 2),
 }
-"""Numbers in one operation. Control variates and SVRG take two gradients on the batch of a step, which XLA sends together;
-this adaptive prior needs a statistic of the residuals beside the gradient."""
+"""Numbers in one operation. Control variates and SVRG take two gradients on the batch of a step, which XLA sends
+together; this adaptive prior needs a statistic of the residuals beside the gradient."""
 
 
 @pytest.mark.slow
