@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ridgewalk
 from ridgewalk.distributed.launch import PROCESS
 
 HOSTS = (8, 64)
@@ -259,7 +260,7 @@ def machine() -> str:
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    versions = f"ridgewalk {metadata.version('ridgewalk')}, jax {metadata.version('jax')}"
+    versions = f"ridgewalk {ridgewalk.__version__}, jax {metadata.version('jax')}"
     python = ".".join(map(str, sys.version_info[:3]))
     return f"{time.strftime('%d %B %Y')}, {versions}, Python {python}, {len(names)} cores of {names[0]}, float32"
 
