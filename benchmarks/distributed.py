@@ -1,11 +1,12 @@
 """The cost of a step over two processes or devices, and the prediction for many hosts; tables in Markdown.
 
-    python benchmarks/distributed.py [data | parameters] [--quick]
+    python benchmarks/distributed.py [data | parameters] [--quick] [--models 0 1 …]
 
-*data*: rows over two processes, each held to one core. Models of d = 50, 10⁴ and 10⁶ parameters, and one whose gradient
-is heavy enough that two processes are faster than one. Every time is a median over repetitions; the processes are
-fresh ones for every row. The sum of a gradient over two processes is measured alone, too. The prediction adds what is
-measured in one process to the sum of a gradient in a network that is stated (`predicted`).
+*data*: rows over two processes, each held to one core. Models of d = 50, 10⁴ and 10⁶ parameters, and two whose gradient
+is heavy enough that two processes are faster than one (`--models`: only these rows of the table). One process and two
+are measured in turn, several times, so that both see a machine that is as busy; times and speed-ups are medians, and
+the processes are fresh ones every time. The sum of a gradient over two processes is measured alone, too. The prediction
+adds what is measured in one process to the sum of a gradient in a network that is stated (`predicted`).
 
 *parameters*: a network of 10⁷ parameters that is sharded over two devices, of one process and of two, with the memory
 of the compiled loop on a device and what a step sends.
@@ -23,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ridgewalk
 from ridgewalk.distributed.launch import PROCESS
 
 HOSTS = (8, 64)
@@ -258,7 +260,7 @@ def machine() -> str:
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    versions = f"ridgewalk {metadata.version('ridgewalk')}, jax {metadata.version('jax')}"
+    versions = f"ridgewalk {ridgewalk.__version__}, jax {metadata.version('jax')}"
     python = ".".join(map(str, sys.version_info[:3]))
     return f"{time.strftime('%d %B %Y')}, {versions}, Python {python}, {len(names)} cores of {names[0]}, float32"
 
@@ -269,27 +271,46 @@ def table(titles: list[str], rows: list[list[str]]) -> None:
     print(flush=True)
 
 
-def measure_data(quick: bool) -> None:
-    models = [model._replace(steps=20) for model in (MODELS[0], MODELS[-2])] if quick else list(MODELS)
-    repetitions = 1 if quick else 3
+def cpu_ticks() -> list[int]:
+    """Time of all cores since the machine started, by what it was spent on."""
+    return [int(number) for number in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+
+
+def taken_since(before: list[int]) -> float:
+    """The part of the time of all cores that the host gave to other machines."""
+    spent = [after - then for after, then in zip(cpu_ticks(), before, strict=True)]
+    return spent[7] / max(sum(spent[:8]), 1)
+
+
+def measure_data(quick: bool, chosen: list[int] | None = None) -> None:
+    models = [MODELS[i] for i in chosen] if chosen else list(MODELS)
+    if quick:
+        models = [model._replace(steps=20) for model in (MODELS[0], MODELS[-2])]
+    rounds, repetitions, before = (1, 1, cpu_ticks()) if quick else (3, 2, cpu_ticks())
     print(machine())
     print(f"network of the prediction: {LATENCY * 1e6:.0f} µs a message, {BANDWIDTH * 8 / 1e9:.0f} Gbit/s\n")
-    sums = measure("sums", [[model.parameters + 1 for model in models], repetitions], 2)["seconds"]
+    sums = measure("sums", [[model.parameters + 1 for model in models], 3], 2)["seconds"]
     rows = []
     for model in models:
-        whole, half = measure("data", [list(model), repetitions], 1)["seconds"]
-        (two,) = measure("data", [list(model), repetitions], 2)["seconds"]
+        found = []
+        for _ in range(rounds):
+            once = [measure("data", [list(model), repetitions], processes)["seconds"] for processes in (1, 2)]
+            found.append([*once[0], *once[1]])
+            print("measured", model.name, model.parameters, found[-1], file=sys.stderr, flush=True)
+        whole, half, two = (median(list(times)) for times in zip(*found, strict=True))
+        speed_ups = sorted(first / second for first, _, second in found)
         own = sums[str(model.parameters + 1)]
         many = [predicted(whole, half, model.parameters, hosts) for hosts in HOSTS]
         times = [f"{1e6 * t:,.0f}" for t in (whole, half, own, half + own, two, *many)]
         what = [model.name, f"{model.parameters:,}", str(model.batch_size)]
-        rows.append([*what, *times[:5], f"{whole / two:.2f}", *times[5:]])
-        print("measured", model.name, model.parameters, file=sys.stderr, flush=True)
+        speed_up = f"{median(speed_ups):.2f} ({speed_ups[0]:.2f} to {speed_ups[-1]:.2f})"
+        rows.append([*what, *times[:5], speed_up, *times[5:]])
     table(
         ["model", "d", "n", "1 process", "1 process, n/2", "sum alone", "expected, 2", "2 processes", "speed-up"]
         + [f"predicted, {hosts} hosts" for hosts in HOSTS],
         rows,
     )
+    print(f"{taken_since(before):.0%} of the cores' time went to other machines of the host.\n", flush=True)
 
 
 def sent_bytes(folder: Path) -> dict[str, int]:
@@ -345,6 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("section", nargs="?", choices=("data", "parameters"), help="default: both")
     parser.add_argument("--quick", action="store_true", help="small sizes, few steps: to see that it runs")
+    parser.add_argument("--models", type=int, nargs="+", help=f"data: rows of the table, from 0 to {len(MODELS) - 1}")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
@@ -356,10 +378,10 @@ def main() -> None:
         else:
             parameters_child(*settings)
         return
-    sections = {"data": measure_data, "parameters": measure_parameters}
-    for name, section in sections.items():
-        if asked.section in (None, name):
-            section(asked.quick)
+    if asked.section in (None, "data"):
+        measure_data(asked.quick, asked.models)
+    if asked.section in (None, "parameters"):
+        measure_parameters(asked.quick)
 
 
 if __name__ == "__main__":

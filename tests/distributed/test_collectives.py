@@ -50,13 +50,38 @@ def test_chains_on_different_devices_exchange_nothing(tmp_path, sampler):
 WARM = {"step_size": "auto", "options": {"steps": 120, "batch_size": 16, "chains": CHAINS, "warmup": 100}}
 
 
+LARGEST = {
+    "minibatch": CHAINS * (PARAMETERS + 1),
+    "control_variates": CHAINS * 2 * (PARAMETERS + 1),
+    "svrg": CHAINS * 2 * (PARAMETERS + 1),
+    "spike": CHAINS * (PARAMETERS + 2),
+}
+"""Numbers in one operation. Control variates and SVRG take two gradients on the batch of a step, which XLA sends
+together; this adaptive prior needs a statistic of the residuals beside the gradient."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["auto", "dense", "sghmc", "low_rank", "limited"])
-def test_warm_up_exchanges_gradients_only(tmp_path, sampler):
-    """The default: step sizes are found. One loop has all phases of warm-up, and the steps after it."""
-    found = compiled(tmp_path, {"shards": 2, "sampler": sampler, **WARM}, devices=2)
+@pytest.mark.parametrize("estimator", [name for name in LARGEST if name != "minibatch"])
+def test_every_estimator_exchanges_its_gradients_only(tmp_path, estimator):
+    found = compiled(tmp_path, {"shards": 2, "estimator": estimator, **case()}, devices=2)
     assert found
-    assert max(found) <= CHAINS * (PARAMETERS + 1)
+    assert max(found) <= LARGEST[estimator]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sampler", "estimator"),
+    [
+        *((sampler, "minibatch") for sampler in ("auto", "dense", "sghmc", "low_rank", "limited")),
+        *(("auto", estimator) for estimator in ("control_variates", "svrg")),
+        ("dense", "spike"),
+    ],
+)
+def test_warm_up_exchanges_gradients_only(tmp_path, sampler, estimator):
+    """The default: step sizes are found. The programs of all phases of warm-up, and of the steps after it."""
+    found = compiled(tmp_path, {"shards": 2, "sampler": sampler, "estimator": estimator, **WARM}, devices=2)
+    assert found
+    assert max(found) <= LARGEST[estimator]
 
 
 @pytest.mark.slow

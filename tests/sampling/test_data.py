@@ -118,10 +118,12 @@ def test_blocks_in_a_random_order_have_the_variance_of_single_rows():
     """In whatever order the rows are given; of sorted rows it would be m times as large."""
     values, block = np.arange(20_000) / 20_000, 25
     target = rw.Posterior(lambda p: -(p**2), lambda p, batch: -((batch["x"] - p) ** 2), {"x": values, "y": 2 * values})
-    shuffled = in_random_order(jax.random.key(3), rw.control_variates(target, jnp.zeros(()))).target.data
+    estimator = rw.control_variates(target, jnp.zeros(()))
+    shuffled, other = (in_random_order(jax.random.key(seed), estimator).target.data for seed in (3, 4))
     found = np.asarray(shuffled["x"])
     np.testing.assert_array_equal(np.sort(found), values)
     np.testing.assert_array_equal(shuffled["y"], 2 * found)
+    assert not np.array_equal(found, other["x"])
     alone = values.var() / block
     for order, factor in ((values, block), (found, 1)):
         assert block_means(order, block).mean() == pytest.approx(values.mean())
