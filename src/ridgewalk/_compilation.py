@@ -82,10 +82,9 @@ class StepCount:
         if not 0 < divisor < WORD:
             raise ValueError(f"every: {divisor} steps is not an interval from 1 to 2³¹ − 1")
         if divisor & (divisor - 1) == 0:  # a power of two, as most intervals: no division in every step
-            shift = divisor.bit_length() - 1
-            moved = (self.high & np.int32(divisor - 1)) << np.int32(31 - shift) if shift else jnp.zeros_like(self.high)
-            quotient = StepCount((self.low >> np.int32(shift)) | moved, self.high >> np.int32(shift))
-            return quotient, self.low & np.int32(divisor - 1)
+            shift, mask = divisor.bit_length() - 1, jnp.int32(divisor - 1)
+            low, high = self.low >> jnp.int32(shift), self.high >> jnp.int32(shift)
+            return StepCount(low | ((self.high & mask) << jnp.int32(31 - shift)), high), self.low & mask
         by, digit = np.uint32(divisor), 32 - divisor.bit_length()
         above = self.high.astype(jnp.uint32)
         rest, low, quotient = above % by, self.low.astype(jnp.uint32), jnp.zeros_like(above)
