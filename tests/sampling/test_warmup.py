@@ -121,13 +121,17 @@ def test_the_hierarchical_model_from_sixteen_starts(sampler):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*mode")
 @pytest.mark.parametrize("sampler", [rw.auto(), rw.hasgld_sa()])
-def test_the_hierarchical_model_with_control_variates_at_its_mode(sampler):
-    """The mode is 20 standard deviations from the mass: the chains leave it, and the control variates follow."""
+@pytest.mark.parametrize("seed", [1, 5])
+def test_the_hierarchical_model_with_control_variates_at_its_mode(sampler, seed):
+    """The mode is 20 standard deviations from the mass: the chains leave it, and the control variates follow.
+
+    With control variates that stay at the mode through the phases of warm-up, seed 5 is off by 23 to 315.
+    """
     case = zoo.BY_NAME["hierarchical"]
     start = jax.tree.map(lambda leaf: leaf[0], case.starts(jax.random.key(0), 1))
     mode = rw.find_mode(jax.random.key(5), case.posterior, start)
     target = rw.control_variates(case.posterior, mode)
-    result = sample(sampler, target, mode, chains=8, batch_size=500, seed=1)
+    result = sample(sampler, target, mode, chains=8, batch_size=500, seed=seed)
     found = zoo.compare(result, case, ("mu", "log_tau", "log_sigma", "b"))
     print(found)
     assert found.z <= 0.25
