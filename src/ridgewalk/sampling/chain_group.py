@@ -223,7 +223,12 @@ class ChainGroup:
         position = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
         if isinstance(target, Posterior):
             batch = batch_shapes(target.data, self.spec.indexer.batch_size)
-            numbers = count_numbers(target.likelihood_values, position, batch)
+
+            def log_likelihood(position: PyTree, batch: PyTree) -> jax.Array:
+                known = target.frozen(target.first_prior(position)) if target.adaptive else target
+                return known.likelihood_values(position, batch)
+
+            numbers = count_numbers(log_likelihood, position, batch)
         else:
             numbers = count_numbers(target.log_density, position)
         return plan.steps * numbers <= SHORT_WARMUP
