@@ -227,7 +227,9 @@ def test_batches_that_cannot_be_read_between_two_phases(tmp_path):
     assert_same_run(whole, again)
 
 
-@pytest.mark.parametrize("stop", [200, 300, 480])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(200, marks=pytest.mark.slow), 300, pytest.param(480, marks=pytest.mark.slow)]
+)
 def test_a_preconditioner_that_does_not_fit_is_left(tmp_path, monkeypatch, stop):
     """`auto` falls back to the identity; a run that is resumed after that has it too."""
     monkeypatch.setattr(runner, "WORST_SCALE", 0.0)
@@ -419,7 +421,6 @@ def test_programs_of_warmup(monkeypatch, most):
         return run_steps(*arguments, **settings)
 
     monkeypatch.setattr(chain_group, "run_steps", note)
-    jax.clear_caches()
     with compilations() as made, quick_compilation(False):
         sample(rw.sgld(), rw.Density(lambda x: -0.5 * x @ x), jnp.ones(2), steps=600, chains=1)
     assert sum("run_steps" in name for name in made) == 3
