@@ -5,8 +5,9 @@ Without x64 JAX has no 64-bit integers, and 2³¹ steps of 6 µs take 3.6 hours:
 
 XLA's default options optimise for long runs. A fit of a small network runs for half a second and compiles for seven;
 within `quick_compilation` the functions decorated with `jit` of this module compile with less optimisation, which
-takes about half the time and makes the program about 10 % slower (`benchmarks/compile.py` measures both). Outside of it
-they compile as `jax.jit` does. Results differ by rounding.
+takes a quarter to half of the time. It makes the program of a network about 10 % slower (`benchmarks/compile.py`
+measures both), and elementary functions of many rows up to 2.6 times. Outside of it they compile as `jax.jit` does.
+Results differ by rounding.
 """
 
 import math

@@ -137,6 +137,10 @@ class Posterior(_WithModel):
             return None
         return self.log_prior.init(position, self._residuals(position, self.subsample()))
 
+    def at_first_prior(self, position: PyTree) -> "Posterior":
+        """The posterior at the hyper-parameters that a chain starts with; itself where the prior is plain or frozen."""
+        return self.frozen(self.first_prior(position)) if self.adaptive else self
+
     def next_prior(
         self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar, kept: PyTree | None = None
     ) -> Any:
@@ -293,6 +297,10 @@ class Density(_WithModel):
     def first_prior(self, position: PyTree) -> None:
         """No prior of its own."""
         return
+
+    def at_first_prior(self, position: PyTree) -> "Density":
+        """The density: it has no prior of its own."""
+        return self
 
     def next_prior(
         self, prior_state: Any, position: PyTree, batch: PyTree, step: Scalar, kept: PyTree | None = None

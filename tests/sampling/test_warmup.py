@@ -20,7 +20,7 @@ from ridgewalk._pytree import layout_of
 from ridgewalk.diagnostics.next_call import preconditioned
 from ridgewalk.kernel import Evaluation, StepTrace, Tuned
 from ridgewalk.preconditioners.base import NoiseDirections
-from ridgewalk.sampling import chain_group, loop, runner
+from ridgewalk.sampling import chain_group, loop, runner, warmup
 from ridgewalk.sampling.batching import BatchIndexer
 from ridgewalk.sampling.tuned_steps import PhaseSpec, TunedStepper, first_noise, phase_spec, unit_step
 from ridgewalk.sampling.warmup import Measured, WarmupPlan, _first_state, at_fixed_point, choose, plan_warmup
@@ -401,19 +401,19 @@ def test_control_variates_are_centred_where_passes_over_the_data_are_cheap():
     size = REGRESSION.target.size
 
     def passes(estimator, batch_size, source="replacement"):
-        return plan_warmup(estimator, 1_000, True, BatchIndexer(source, size, batch_size)).passes
+        return plan_warmup(estimator, jnp.zeros(3), 1_000, True, BatchIndexer(source, size, batch_size)).passes
 
     assert passes(centred, size // 10) == 10
-    assert plan_warmup(centred, 1_000, True, BatchIndexer("replacement", 10**6, 100)).passes == 0
+    assert plan_warmup(centred, jnp.zeros(3), 1_000, True, BatchIndexer("replacement", 10**6, 100)).passes == 0
     assert passes(centred, size, "full") == 0
     assert passes(rw.gradients.as_estimator(REGRESSION.target), size // 10) == 0
-    assert plan_warmup(centred, 0, True, BatchIndexer("replacement", size, 1)) is None
+    assert plan_warmup(centred, jnp.zeros(3), 0, True, BatchIndexer("replacement", size, 1)) is None
 
 
-@pytest.mark.parametrize("most", [0, chain_group.SHORT_WARMUP])
+@pytest.mark.parametrize("most", [0, warmup.SHORT_WARMUP])
 def test_programs_of_warmup(monkeypatch, most):
     """Two phases share one; those of a short warm-up are compiled with less optimisation, that of sampling is not."""
-    monkeypatch.setattr(chain_group, "SHORT_WARMUP", most)
+    monkeypatch.setattr(warmup, "SHORT_WARMUP", most)
     quick, run_steps = set(), chain_group.run_steps
 
     def note(*arguments, **settings):

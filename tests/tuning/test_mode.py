@@ -71,14 +71,16 @@ def test_banana_from_a_distant_start():
     np.testing.assert_allclose(found, 1, atol=1e-3)
 
 
-def test_an_adaptive_prior_is_held_at_its_first_state():
+@pytest.mark.parametrize("already", [False, True])
+def test_an_adaptive_prior_is_held_at_its_first_state(already):
+    """Or at the state that it is frozen at."""
     x = jax.random.normal(jax.random.key(1), (100, 3))
     target = rw.Posterior(
         rw.spike_and_slab(), rw.shared_noise(lambda w, b: b[1] - b[0] @ w), (x, x @ jnp.array([2.0, -1.0, 1.0]))
     )
     start = jnp.ones(3)
     frozen = target.frozen(target.first_prior(start))
-    found = rw.find_mode(jax.random.key(0), target, start)
+    found = rw.find_mode(jax.random.key(0), frozen if already else target, start)
     gradient = jax.grad(frozen.potential)(found, frozen.data)
     scale = jnp.sqrt(jnp.diagonal(jax.hessian(frozen.potential)(found, frozen.data)))
     assert np.max(np.abs(gradient / scale)) < 0.01

@@ -25,7 +25,6 @@ The posterior is sampled in z and t: the prior's scale does not enter its curvat
 network's initialisation is.
 """
 
-import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -123,13 +122,11 @@ def function_prior(
     @jit
     def spread(factor: jax.Array) -> jax.Array:
         """Root mean square, over functions and outputs, of the standard deviation over inputs."""
-        # One draw for all: the generator is compiled once for every array that it fills.
-        numbers = inputs * math.prod(input_shape)
-        drawn = jax.random.normal(jax.random.key(2), (numbers + functions * weights,))
-        x = drawn[:numbers].reshape(inputs, *input_shape)
+        x = jax.random.normal(jax.random.key(3), (inputs, *input_shape))
 
-        def variance(row: jax.Array) -> jax.Array:
-            parts = zip(jnp.split(row, ends), like, leaves, strict=True)
+        def variance(key: jax.Array) -> jax.Array:
+            drawn = jax.random.normal(key, (weights,))  # for all arrays: each draw would compile a generator
+            parts = zip(jnp.split(drawn, ends), like, leaves, strict=True)
             z = [
                 (factor * part if prior.scaled else part).reshape(leaf.shape).astype(leaf.dtype)
                 for part, leaf, prior in parts
@@ -137,7 +134,7 @@ def function_prior(
             raw = model.apply(unit.weights(jax.tree.unflatten(structure, z), None), x)
             return jnp.mean(jnp.var(raw[:, :outputs], axis=0))
 
-        return jnp.sqrt(jnp.mean(jax.lax.map(variance, drawn[numbers:].reshape(functions, weights))))
+        return jnp.sqrt(jnp.mean(jax.lax.map(variance, jax.random.split(jax.random.key(2), functions))))
 
     def log_spread(log_factor: float) -> float:
         with np.errstate(divide="ignore"):

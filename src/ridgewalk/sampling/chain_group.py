@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ridgewalk._compilation import WORD, count_numbers, jit, quick_compilation
+from ridgewalk._compilation import WORD, jit, quick_compilation
 from ridgewalk._pytree import current_placement, is_addressable, layout_of, to_host
 from ridgewalk._random import keys_at
 from ridgewalk._types import Key, PyTree
@@ -30,7 +30,6 @@ from ridgewalk.sampling.batching import (
     Prefetcher,
     Reader,
     RowReader,
-    batch_shapes,
     locate_nonfinite_batch,
     order_at,
 )
@@ -59,11 +58,6 @@ from ridgewalk.sampling.tuned_steps import (
 )
 from ridgewalk.sampling.warmup import Measured, WarmupPlan, begin_sampling, largest_preconditioned_curvature
 from ridgewalk.target import Posterior, on_host
-
-SHORT_WARMUP = 5e8
-"""A warm-up in which the log likelihood of a chain computes at most so many numbers is compiled with less optimisation:
-compiling takes a quarter of the time, and steps up to 2.6 times as long (full-batch logistic regression; others 0.6 to
-1.2 times)."""
 
 ChainMethod = Literal["vectorized", "sequential", "parallel"]
 
@@ -193,7 +187,6 @@ class ChainGroup:
         first = sampler if plan is None else arrival_sampler(sampler)
         self._keys_of_word = 0, keys
         self.chains = keys.shape[0]
-        self.quick = plan is not None and self._is_short(plan, starts)
         with self._compilation():
             states = init_chains(first, estimator, starts)
         info = jax.eval_shape(_info, first, estimator, states)
@@ -217,25 +210,9 @@ class ChainGroup:
         if spec.indexer.prefetched:
             self.prefetcher = self._prefetcher()
 
-    def _is_short(self, plan: WarmupPlan, starts: PyTree) -> bool:
-        """Whether compiling a warm-up with all optimisation would take longer than it saves."""
-        target = self.estimator.target
-        position = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
-        if isinstance(target, Posterior):
-            batch = batch_shapes(target.data, self.spec.indexer.batch_size)
-
-            def log_likelihood(position: PyTree, batch: PyTree) -> jax.Array:
-                known = target.frozen(target.first_prior(position)) if target.adaptive else target
-                return known.likelihood_values(position, batch)
-
-            numbers = count_numbers(log_likelihood, position, batch)
-        else:
-            numbers = count_numbers(target.log_density, position)
-        return plan.steps * numbers <= SHORT_WARMUP
-
     def _compilation(self, warmup: bool = True) -> AbstractContextManager[None]:
         """The compiler options of warm-up, or of the run after it."""
-        return quick_compilation() if self.quick and warmup else nullcontext()
+        return quick_compilation() if warmup and self.plan is not None and self.plan.short else nullcontext()
 
     def _prefetcher(self) -> Prefetcher:
         """What reads batches ahead: those of a process where the data are `Sharded`."""
@@ -410,7 +387,7 @@ class ChainGroup:
             sizes, step_range, batches = jax.device_put((sizes, step_range, batches), leaf.sharding)
         keys = self._keys_at(start)
         sampler, spec = self._phase(start)
-        with self._compilation(self.plan is not None and start < self.plan.steps):
+        with self._compilation(warmup=spec.phase is not None and spec.phase.tuning):
             self.carry = run_steps(sampler, self.estimator, keys, self.carry, sizes, step_range, batches, spec=spec)
 
     def _phase(self, start: int) -> tuple[Sampler, LoopSpec]:

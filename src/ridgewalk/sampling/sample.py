@@ -179,7 +179,6 @@ def sample(
     )
     parts = split_chains(chain_method, chains, data)
     indexer = check_blocks(check_data(estimator.target, batch_size, replacement), data, block_size)
-    plan = plan_warmup(estimator, warmup, isinstance(step_size, str), indexer)
     nonfinite = find_nonfinite_rows(data)
     if isinstance(getattr(data, "source", data), Batches) and len(parts) > 1:
         raise ValueError(
@@ -195,6 +194,7 @@ def sample(
     on_device = place(estimator_on_device(in_random_order(key, estimator) if block_size else estimator))
     potentials = [check_functions(on_device.target, start, indexer, nonfinite) for start in first]
     check_precision(resolved, on_device, first[0])
+    plan = plan_warmup(on_device, first[0], warmup, isinstance(step_size, str), indexer)
     first_potentials = jnp.array(np.broadcast_to(np.asarray(potentials, layout.dtype), (chains,)))
 
     numbers = layout.size * chains
@@ -508,7 +508,7 @@ def check_functions(target: Target, position: PyTree, indexer: BatchIndexer, sus
         _scalar("log_density", target.log_density, position)
         value = float(jax.jit(Density.potential)(target, position))
     else:
-        target = target.frozen(target.first_prior(position)) if target.adaptive else target
+        target = target.at_first_prior(position)
         _scalar("log_prior", target.prior_value, position)
         count = indexer.batch_size
         shape = _shape("log_likelihood", target.likelihood_values, position, batch_shapes(target.data, count))

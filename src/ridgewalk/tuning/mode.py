@@ -99,7 +99,7 @@ def find_mode(
     position = jax.tree.map(jnp.asarray, position)
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(position)):
         raise ValueError("position: it has leaves that are not float arrays; leave them out of the position")
-    density = density.frozen(density.first_prior(position))
+    density = density.at_first_prior(position)
     batches = _Minibatches(key, density, batch_size)
     inside = on_device(density)
     flat = layout_of(position).ravel(position)
