@@ -48,7 +48,7 @@ MODELS = (
     Model("logistic regression", 10_000, 2048, 256, 0, 50),
     Model("logistic regression", 1_000_000, 256, 64, 0, 10),
     Model("network, 3 hidden layers of 100", 30_100, 8192, 2048, 3, 40),
-    Model("network, 3 hidden layers of 300", 270_300, 8192, 4096, 3, 8),
+    Model("network, 3 hidden layers of 500", 750_500, 16_384, 8192, 3, 5),
 )
 SAMPLERS = ("sgld", "sghmc", "low_rank", "snapshot_lbfgs")
 
@@ -294,9 +294,11 @@ def measure_data(quick: bool, chosen: list[int] | None = None) -> None:
     for model in models:
         found = []
         for _ in range(rounds):
+            begun = cpu_ticks()
             once = [measure("data", [list(model), repetitions], processes)["seconds"] for processes in (1, 2)]
             found.append([*once[0], *once[1]])
-            print("measured", model.name, model.parameters, found[-1], file=sys.stderr, flush=True)
+            taken = f"{taken_since(begun):.0%} taken by the host"
+            print("measured", model.name, model.parameters, found[-1], taken, file=sys.stderr, flush=True)
         whole, half, two = (median(list(times)) for times in zip(*found, strict=True))
         speed_ups = sorted(first / second for first, _, second in found)
         own = sums[str(model.parameters + 1)]

@@ -2,8 +2,9 @@
 
 Each is the plain minibatch gradient plus a correction that does not depend on the position:
 `g(θ) = ∇Ũ(θ; batch) + correction(batch)`. Differences of gradients on one batch, and so curvature pairs,
-therefore need the plain gradient only. Corrections concern the likelihood alone: the prior's gradient is always exact,
-at its current hyper-parameters.
+therefore need the plain gradient only. On data over devices, the part of the correction that depends on the batch is in
+the potential instead (`on_batch`), which changes no difference. Corrections concern the likelihood alone: the prior's
+gradient is always exact, at its current hyper-parameters.
 """
 
 from collections.abc import Callable, Iterator
