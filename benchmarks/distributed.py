@@ -2,11 +2,12 @@
 
     python benchmarks/distributed.py [data | parameters] [--quick] [--models 0 1 …]
 
-*data*: rows over two processes, each held to one core. Models of d = 50, 10⁴ and 10⁶ parameters, and two whose gradient
-is heavy enough that two processes are faster than one (`--models`: only these rows of the table). One process and two
-are measured in turn, several times, so that both see a machine that is as busy; times and speed-ups are medians, and
-the processes are fresh ones every time. The sum of a gradient over two processes is measured alone, too. The prediction
-adds what is measured in one process to the sum of a gradient in a network that is stated (`predicted`).
+*data*: rows over two processes, each held to one core. Models of d = 50, 10⁴ and 10⁶ parameters, and three with
+heavier gradients, the last of which is meant to be faster in two processes than in one (`--models`: only these rows of
+the table). One process and two are measured in turn, several times, so that both see a machine that is as busy; times
+and speed-ups are medians, and the processes are fresh ones every time. The sum of a gradient over two processes is
+measured alone, too. The prediction adds what is measured in one process to the sum of a gradient in a network that is
+stated (`predicted`).
 
 *parameters*: a network of 10⁷ parameters that is sharded over two devices, of one process and of two, with the memory
 of the compiled loop on a device and what a step sends.
@@ -49,6 +50,7 @@ MODELS = (
     Model("logistic regression", 1_000_000, 256, 64, 0, 10),
     Model("network, 3 hidden layers of 100", 30_100, 8192, 2048, 3, 40),
     Model("network, 3 hidden layers of 300", 270_300, 8192, 4096, 3, 8),
+    Model("network, 3 hidden layers of 500", 750_500, 16_384, 8192, 3, 5),
 )
 SAMPLERS = ("sgld", "sghmc", "low_rank", "snapshot_lbfgs")
 
@@ -294,9 +296,11 @@ def measure_data(quick: bool, chosen: list[int] | None = None) -> None:
     for model in models:
         found = []
         for _ in range(rounds):
+            begun = cpu_ticks()
             once = [measure("data", [list(model), repetitions], processes)["seconds"] for processes in (1, 2)]
             found.append([*once[0], *once[1]])
-            print("measured", model.name, model.parameters, found[-1], file=sys.stderr, flush=True)
+            taken = f"{taken_since(begun):.0%} taken by the host"
+            print("measured", model.name, model.parameters, found[-1], taken, file=sys.stderr, flush=True)
         whole, half, two = (median(list(times)) for times in zip(*found, strict=True))
         speed_ups = sorted(first / second for first, _, second in found)
         own = sums[str(model.parameters + 1)]

@@ -2,11 +2,12 @@
 
 Each is the plain minibatch gradient plus a correction that does not depend on the position:
 `g(θ) = ∇Ũ(θ; batch) + correction(batch)`. Differences of gradients on one batch, and so curvature pairs,
-therefore need the plain gradient only. Corrections concern the likelihood alone: the prior's gradient is always exact,
-at its current hyper-parameters.
+therefore need the plain gradient only. On data over devices, the part of the correction that depends on the batch is in
+the potential instead (`on_batch`), which changes no difference. Corrections concern the likelihood alone: the prior's
+gradient is always exact, at its current hyper-parameters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -58,19 +59,20 @@ class Minibatch:
         return
 
 
-def _centred(target: Posterior, centre: PyTree, whole: PyTree, batch: PyTree) -> PyTree:
-    """∇U(c) − ∇Ũ(c; batch), of mean zero over batches; `whole` is the likelihood's gradient at c over all data."""
-    scale = target.scale(batch)
-    minibatch = target.unit_noise_gradient(centre, batch)
-    return target.scale_by_noise(jax.tree.map(lambda full, part: full - scale * part, whole, minibatch))
-
-
 class Anchor(NamedTuple):
     """A position at which the gradient over all data is known."""
 
     position: PyTree
     likelihood_gradient: PyTree
     """∇ of −Σ_i log p(d_i | θ) there; with a noise shared with the prior set to 1."""
+
+
+def _centred(target: Posterior, centre: Anchor, batch: PyTree) -> PyTree:
+    """∇U(c) − ∇Ũ(c; batch), of mean zero over batches."""
+    scale = target.scale(batch)
+    minibatch = target.unit_noise_gradient(centre.position, batch)
+    whole = centre.likelihood_gradient
+    return target.scale_by_noise(jax.tree.map(lambda full, part: full - scale * part, whole, minibatch))
 
 
 @pytree_dataclass
@@ -91,10 +93,13 @@ class ControlVariates:
         """No state: the centre is the given one."""
         return None
 
+    def anchor(self, state: Anchor | None) -> Anchor:
+        """The centre."""
+        return Anchor(self.centre, self.likelihood_gradient) if state is None else state
+
     def correction(self, state: Anchor | None, batch: PyTree) -> PyTree:
         """∇U(c) − ∇Ũ(c; batch)."""
-        centre = Anchor(self.centre, self.likelihood_gradient) if state is None else state
-        return _centred(self.target, centre.position, centre.likelihood_gradient, batch)
+        return _centred(self.target, self.anchor(state), batch)
 
     def update(self, state: Anchor | None, position: PyTree, step: Scalar) -> Anchor | None:
         """Unchanged."""
@@ -112,9 +117,13 @@ class SVRG:
         """The first anchor is the starting point."""
         return Anchor(position, self.target.full_unit_noise_gradient(position))
 
+    def anchor(self, state: Anchor) -> Anchor:
+        """The chain's own."""
+        return state
+
     def correction(self, state: Anchor, batch: PyTree) -> PyTree:
         """∇U(a) − ∇Ũ(a; batch) at the anchor a."""
-        return _centred(self.target, state.position, state.likelihood_gradient, batch)
+        return _centred(self.target, state, batch)
 
     def update(self, state: Anchor, position: PyTree, step: Scalar) -> Anchor:
         """A new anchor every `every` steps: one pass over the data."""
@@ -190,6 +199,27 @@ def svrg(target: Posterior, every: int) -> SVRG:
             "use control_variates, or load the data with np.asarray"
         )
     return SVRG(posterior, every)
+
+
+class OnBatch(NamedTuple):
+    """An estimate of ∇U on one batch: the gradient of `potential`, plus `correction`."""
+
+    potential: Callable[[PyTree], Scalar]
+    """Ũ, or what differs from it by a linear term that is 0 at the origin of the step."""
+    correction: PyTree | None
+
+
+def on_batch(estimator: GradientEstimator, state: Any, origin: PyTree, batch: PyTree) -> OnBatch:
+    """What a step from `origin` evaluates on a batch.
+
+    Of data over devices, ∇Ũ(θ; batch) − ∇Ũ(c; batch) is formed on each before the sum over them.
+    """
+    target = estimator.target
+    if isinstance(estimator, ControlVariates | SVRG) and isinstance(estimator.target.data, Sharded):
+        centre = estimator.anchor(state)
+        potential = estimator.target.centred_potential(centre.position, origin, batch)
+        return OnBatch(potential, estimator.target.scale_by_noise(centre.likelihood_gradient))
+    return OnBatch(lambda position: target.potential(position, batch), estimator.correction(state, batch))
 
 
 def with_prior(estimator: GradientEstimator, prior_state: Any) -> GradientEstimator:

@@ -11,7 +11,7 @@ from ridgewalk._pytree import Layout, apply_mask, array_field, layout_of, pytree
 from ridgewalk._random import draw_noise
 from ridgewalk._types import GradientAt, Key, Mask, PyTree, Scalar, Vector
 from ridgewalk.dynamics import Dynamics, Move
-from ridgewalk.gradients import GradientEstimator, as_estimator, with_prior
+from ridgewalk.gradients import GradientEstimator, as_estimator, on_batch, with_prior
 from ridgewalk.preconditioners.base import (
     NoiseDirections,
     Preconditioner,
@@ -93,22 +93,27 @@ class StepTrace(NamedTuple):
     operator: Any
     """G of the step."""
     before: Evaluation
-    """On the batch of the step."""
+    """On the batch of the step, as are the other evaluations: Ũ and ∇Ũ, or what differs from them by a linear term
+    and its slope (see `gradients.on_batch`)."""
     after: Vector
     correction: Vector | None
-    """What the estimator added to ∇Ũ."""
+    """What the estimator added to the gradient."""
     whitened_step: Callable[[], Vector]
     """S⁻¹ (after − before), without the drift correction Γ."""
-    evaluate: Callable[[Vector, PyTree], tuple[Scalar, Vector]]
-    """Ũ and ∇Ũ at a position, on a batch."""
-    correction_on: Callable[[PyTree], Vector | None]
-    """What the estimator adds to ∇Ũ on a batch."""
+    evaluate: Callable[[Vector], tuple[Scalar, Vector]]
+    """Ũ and ∇Ũ at a position."""
+    estimate_on: Callable[[Vector, PyTree], Vector]
+    """The estimate of ∇U at a position, on another batch."""
 
     @property
     def estimate(self) -> Vector:
-        """The gradient that the step used: ∇Ũ before it, with the estimator's correction."""
-        gradient = self.before.gradient
-        return gradient if self.correction is None else gradient + self.correction
+        """The estimate of ∇U that the step used."""
+        return corrected(self.before.gradient, self.correction)
+
+
+def corrected(gradient: Vector, correction: Vector | None) -> Vector:
+    """A gradient with the estimator's correction, if there is one."""
+    return gradient if correction is None else gradient + correction
 
 
 class Kernel(NamedTuple):
@@ -257,21 +262,30 @@ class _KernelFunctions(NamedTuple):
         step = cast("Scalar", state.step + 1)  # it behaves as an integer array
         now = with_prior(estimator, state.prior)
 
-        def evaluate(vector: Vector, batch: PyTree) -> tuple[Scalar, Vector]:
-            value, gradient = jax.value_and_grad(now.target.potential)(unravel(vector), batch)
-            return value, apply_mask(layout.ravel(gradient), mask)
+        def masked(tree: PyTree) -> Vector:
+            return apply_mask(layout.ravel(tree), mask)
 
-        def gradient_at(vector: Vector) -> Vector:
-            return evaluate(vector, batch)[1]
+        def on(origin: Vector, batch: PyTree) -> tuple[Callable[[Vector], tuple[Scalar, Vector]], Vector | None]:
+            found = on_batch(now, state.estimator, unravel(origin), batch)
 
-        def correction_on(batch: PyTree) -> Vector | None:
-            found = now.correction(state.estimator, batch)
-            return None if found is None else apply_mask(layout.ravel(found), mask)
+            def evaluate(vector: Vector) -> tuple[Scalar, Vector]:
+                value, gradient = jax.value_and_grad(found.potential)(unravel(vector))
+                return value, masked(gradient)
+
+            return evaluate, None if found.correction is None else masked(found.correction)
+
+        def estimate_on(vector: Vector, batch: PyTree) -> Vector:
+            evaluate, correction = on(vector, batch)
+            return corrected(evaluate(vector)[1], correction)
 
         origin = dynamics.origin(state.dynamics, start, step)
-        potential, plain = evaluate(origin, batch) if known is None else known
-        correction = correction_on(batch)
-        gradient = plain if correction is None else plain + correction
+        evaluate, correction = on(origin, batch)
+
+        def gradient_at(vector: Vector) -> Vector:
+            return evaluate(vector)[1]
+
+        potential, plain = evaluate(origin) if known is None else known
+        gradient = corrected(plain, correction)
         degrees = layout.size if pruning is None else pruning.kept(layout, cast("Scalar", state.step))
         noise = apply_mask(noise, mask)
         context = StepContext(
@@ -293,7 +307,7 @@ class _KernelFunctions(NamedTuple):
             correction,
             lambda: used.factor_transpose(move.covector) + move.noise(),
             evaluate,
-            correction_on,
+            estimate_on,
         )
         transition = Transition(step, origin, arrival, plain, move.covector, move.noise(), gradient_at, hot_until)
         operator, update = preconditioner.update(used, transition)

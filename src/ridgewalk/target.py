@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from ridgewalk._pytree import array_field, is_file, leaf_names, pytree_dataclass
 from ridgewalk._types import Key, PyTree, Scalar, Vector
 from ridgewalk.data import SUBSAMPLE_SIZE, Batches, DataPlaceholder, placeholder
-from ridgewalk.distributed.shards import Sharded, sum_of_shards, vector_over_shards
+from ridgewalk.distributed.shards import Sharded, sum_of_shards, vector_over_shards, vectors_of_shards
 from ridgewalk.priors.base import AdaptivePrior, Prior, Residuals
 from ridgewalk.priors.spike_slab import SharedNoise
 
@@ -160,6 +160,32 @@ class Posterior(_WithModel):
         """Ũ(θ) = −log p(θ) − (N/n) Σ_batch log p(d_i | θ), whose expectation over batches is U(θ)."""
         likelihood = self._sum(self.likelihood_values, position, batch)  # before the prior: the order decides rounding
         return -self.prior_value(position) - self.scale(batch) * likelihood
+
+    def centred_potential(self, centre: PyTree, origin: PyTree, batch: PyTree) -> Callable[[PyTree], Scalar]:
+        """θ ↦ Ũ(θ) − ⟨θ − origin, k⟩ on a batch of `Sharded` data, k the likelihood's part of ∇Ũ(centre).
+
+        Its gradient is the difference of two, formed on every shard, so one sum over devices gives both. At the origin
+        its value is Ũ.
+        """
+        data, flat_origin = self.data, ravel_pytree(origin)[0]
+
+        def log_likelihood(position: PyTree, rows: PyTree) -> Scalar:
+            return jnp.sum(self.likelihood_values(position, rows))
+
+        def slope(position: PyTree, rows: PyTree) -> Vector:
+            return ravel_pytree(jax.grad(log_likelihood)(position, rows))[0]
+
+        def centred(position: PyTree, given: tuple[PyTree, jax.Array]) -> Scalar:
+            rows, slopes = given  # one slope: that of the shard
+            return log_likelihood(position, rows) - (ravel_pytree(position)[0] - flat_origin) @ slopes[0]
+
+        slopes = vectors_of_shards(data, slope, centre, batch)
+
+        def potential(position: PyTree) -> Scalar:
+            likelihood = sum_of_shards(data, centred, position, (batch, slopes))
+            return -self.prior_value(position) - self.scale(batch) * likelihood
+
+        return potential
 
     def scale(self, batch: PyTree) -> float:
         """N/n, by which sums over a batch are multiplied."""

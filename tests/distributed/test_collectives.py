@@ -52,12 +52,12 @@ WARM = {"step_size": "auto", "options": {"steps": 120, "batch_size": 16, "chains
 
 LARGEST = {
     "minibatch": CHAINS * (PARAMETERS + 1),
-    "control_variates": CHAINS * 2 * (PARAMETERS + 1),
-    "svrg": CHAINS * 2 * (PARAMETERS + 1),
+    "control_variates": CHAINS * (PARAMETERS + 1),
+    "svrg": CHAINS * (PARAMETERS + 1),
     "spike": CHAINS * (PARAMETERS + 2),
 }
-"""Numbers in one operation. Control variates and SVRG take two gradients on the batch of a step, which XLA sends
-together; this adaptive prior needs a statistic of the residuals beside the gradient."""
+"""Numbers in one operation. Control variates and SVRG send the difference of the two gradients that they take on a
+batch; this adaptive prior needs a statistic of the residuals beside the gradient."""
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.targets import linear_regression
 import ridgewalk as rw
 from ridgewalk.distributed import shards
 from ridgewalk.distributed.shards import shard
-from ridgewalk.gradients import Minibatch
+from ridgewalk.gradients import Minibatch, on_batch, with_prior
 
 KNOWN = linear_regression()
 PLAIN = KNOWN.target
@@ -33,6 +33,40 @@ def test_potential_gradient_and_hessian_are_those_of_all_rows(count):
     np.testing.assert_allclose(sharded.full_gradient(theta), PLAIN.full_gradient(theta), rtol=1e-11)
     hessians = [jax.jacfwd(jax.grad(one.potential))(theta, rows) for one, rows in both]
     np.testing.assert_allclose(hessians[0], hessians[1], rtol=1e-11)
+
+
+def estimators(data):
+    """Control variates, also where the prior has the noise, and SVRG; with the state of a chain at 0.2."""
+    target, here = replace(PLAIN, data=data), jnp.full(3, 0.2)
+    noisy = rw.Posterior(rw.spike_and_slab(), rw.shared_noise(lambda theta, rows: rows["y"] - rows["x"] @ theta), data)
+    own = rw.control_variates(noisy, here)
+    for estimator in (rw.control_variates(target, here), with_prior(own, noisy.first_prior(2 * here))):
+        yield estimator, None
+    svrg = rw.svrg(target, every=3)
+    yield svrg, svrg.init(here)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_difference_of_gradients_is_formed_before_the_sum_over_shards(count):
+    """The estimates of unsharded data; the potential has their slope, and at the origin of the step its own value."""
+    batch, origin, theta = jax.tree.map(lambda x: x[:20], HOST), jnp.array([0.1, 0.5, 0.0]), jnp.array([0.3, -0.2, 0.1])
+    for (plain, state), (sharded, own) in zip(estimators(PLAIN.data), estimators(split(count).data), strict=True):
+        known = on_batch(plain, state, origin, batch)
+        gradient = jax.grad(known.potential)(theta) + known.correction
+        target, centre = plain.target, plain.anchor(state).position
+        slope = target.scale(batch) * target.likelihood_gradient(centre, batch)
+
+        @jax.jit
+        def evaluate(theta, sharded=sharded, own=own):
+            found = on_batch(sharded, own, origin, batch)
+            value, gradient = jax.value_and_grad(found.potential)(theta)
+            return value, gradient, found.correction
+
+        value, difference, correction = evaluate(theta)
+        np.testing.assert_allclose(difference + correction, gradient, rtol=1e-10)
+        np.testing.assert_allclose(difference, jax.grad(known.potential)(theta) - slope, rtol=1e-10)
+        np.testing.assert_allclose(value, known.potential(theta) - (theta - origin) @ slope, rtol=1e-10)
+        np.testing.assert_allclose(evaluate(origin)[0], known.potential(origin), rtol=1e-12)
 
 
 def test_sums_in_pairs_agree_for_any_power_of_two_of_devices():

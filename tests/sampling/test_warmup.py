@@ -491,22 +491,16 @@ def test_the_measured_noise_is_that_of_the_gradient(rows, centred):
     scales = jnp.array([1.0, 2.0, 3.0])
     batches = jax.random.normal(jax.random.key(0), (4_000, rows, dimension), dtype=float)
 
-    def evaluate(position, batch):
-        return 0.0, jnp.mean(batch, axis=0) * position
-
-    def correction_on(batch):
-        return -0.5 * jnp.mean(batch, axis=0) if centred else None
-
     def measured(batch):
         at = jnp.ones(dimension)
         trace = StepTrace(
             SimpleNamespace(factor_transpose=lambda g: scales * g),
-            Evaluation(at, *evaluate(at, batch)),
+            Evaluation(at, 0.0, jnp.mean(batch, axis=0)),
             at,
-            correction_on(batch),
+            -0.5 * jnp.mean(batch, axis=0) if centred else None,
             lambda: at,
-            evaluate,
-            correction_on,
+            None,
+            lambda position, part: left * jnp.mean(part, axis=0) * position,
         )
         warm = _first_state(at, at, jnp.asarray(0), jnp.asarray(1.0), None, 0)
         state = SimpleNamespace(step=jnp.asarray(0))

@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -342,18 +343,38 @@ def vector_over_shards(
     """Σ over all shards of the vector `function(given, rows of the batch in the shard)`, the shards in their order."""
 
     def of_device(given: PyTree, batch: PyTree) -> Vector:
-        shards = data.shards // data.devices
-        if shards == 1:
-            return _sum_over_devices(function(given, batch), data.devices)
-        split = jax.tree.map(lambda x: x.reshape(shards, -1, *x.shape[1:]), batch)
-        parts = jax.lax.map(lambda rows: function(given, rows), split)
-        return _sum_over_devices(_sum_in_pairs(parts), data.devices)
+        return _sum_over_devices(_sum_in_pairs(_of_each_shard(data, function, given, batch)), data.devices)
 
+    return _on_devices(data, of_device, P(), given, batch)
+
+
+def vectors_of_shards(
+    data: Sharded, function: Callable[[PyTree, PyTree], Vector], given: PyTree, batch: PyTree
+) -> jax.Array:
+    """The vectors of `vector_over_shards` before they are added, a row for each shard; each stays on its device.
+
+    In the batch of a later sum, beside the rows, they are split as the rows are.
+    """
+    return _on_devices(data, partial(_of_each_shard, data, function), P(ROWS), given, batch)
+
+
+def _of_each_shard(
+    data: Sharded, function: Callable[[PyTree, PyTree], Vector], given: PyTree, batch: PyTree
+) -> jax.Array:
+    """The vectors of the shards of one device."""
+    shards = data.shards // data.devices
+    if shards == 1:
+        return function(given, batch)[None]
+    split = jax.tree.map(lambda x: x.reshape(shards, -1, *x.shape[1:]), batch)
+    return jax.lax.map(lambda rows: function(given, rows), split)
+
+
+def _on_devices(data: Sharded, of_device: Callable[..., Any], out: P, given: PyTree, batch: PyTree) -> Any:
+    """`of_device(given, rows of the batch on the device)`, also where compiled code is not within `over_shards`."""
     if data.inside:
         return of_device(given, batch)
-    return jax.shard_map(of_device, mesh=data.mesh, in_specs=(P(), P(ROWS)), out_specs=P(), check_vma=False)(
-        given, batch
-    )
+    specs = P(), P(ROWS)
+    return jax.shard_map(of_device, mesh=data.mesh, in_specs=specs, out_specs=out, check_vma=False)(given, batch)
 
 
 def _sum_in_pairs(parts: jax.Array) -> jax.Array:

@@ -96,7 +96,7 @@ class StepContext(NamedTuple):
     gradient: Vector
     """The estimate of ∇U there."""
     gradient_at: GradientAt
-    """∇Ũ on the batch of this step."""
+    """∇Ũ on the batch of this step, up to a constant (see `gradients.on_batch`)."""
     noise: Vector
     """z: independent entries of mean 0 and variance 1."""
     step_size: Scalar
@@ -118,7 +118,8 @@ class Transition(NamedTuple):
     """One step of a chain, as passed to a preconditioner that learns from it.
 
     `after − before = G covector + S noise` with the operator that made the step, up to a drift correction.
-    `gradient_at` and `gradient` are ∇Ũ on the batch of this step, so differences of them are curvature.
+    `gradient_at` and `gradient` are ∇Ũ on the batch of this step, up to a constant (see `gradients.on_batch`), so
+    differences of them are curvature.
     """
 
     step: Scalar

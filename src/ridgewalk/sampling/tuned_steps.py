@@ -20,7 +20,7 @@ from ridgewalk._pytree import Layout, current_placement
 from ridgewalk._types import PyTree, Scalar, Vector
 from ridgewalk.dynamics import BAOAB, DelayedLangevin, Dynamics, Hamiltonian, Langevin, MomentumDynamics, NoseHoover
 from ridgewalk.gradients import GradientEstimator, Minibatch, with_prior
-from ridgewalk.kernel import Info, Kernel, Sampler, State, StepTrace, Tuned
+from ridgewalk.kernel import Info, Kernel, Sampler, State, StepTrace, Tuned, corrected
 from ridgewalk.preconditioners.base import (
     DENSE_UP_TO,
     AdaptivePreconditioner,
@@ -343,7 +343,7 @@ class TunedStepper:
         normals, uniform = noise
         factor = 1.0 if spec.tuning else step_size
         after, info, trace = self.kernel.trace(normals, state._replace(tuning=tuned), batch, factor, due)
-        value, gradient = trace.evaluate(trace.after, batch)
+        value, gradient = trace.evaluate(trace.after)
         error, allowed, size = self._energy_error(factor * tuned.step_size, tuned, trace, value, gradient)
         sound = jnp.all(jnp.isfinite(trace.after)) & (error < HUGE_ERROR)
         if spec.tuning:
@@ -395,8 +395,7 @@ class TunedStepper:
         before, dtype = trace.before, tuned.step_size.dtype
         s, difference = trace.after - before.position, value - before.potential
         both = before.gradient, gradient
-        used = both if trace.correction is None else tuple(g + trace.correction for g in both)
-        whitened = [trace.operator.factor_transpose(g) for g in used]
+        whitened = [trace.operator.factor_transpose(corrected(g, trace.correction)) for g in both]
         leapfrog = step_size / (1 - friction_of(self.sampler.dynamics, tuned) / 2)
         kinetic = leapfrog / 8 * (whitened[1] @ whitened[1] - whitened[0] @ whitened[0])
         error = (difference - s @ (both[0] + both[1]) / 2 + kinetic) / temperature
@@ -449,11 +448,9 @@ class TunedStepper:
             position, whole, batch = arrays
             if rows < 2:
                 return found.add(trace.operator.factor_transpose(whole), 1.0)
-            part = first_half(data, batch)
-            gradient, correction = trace.evaluate(position, part)[1], trace.correction_on(part)
-            gradient = gradient if correction is None else gradient + correction
             factor = (half / (rows - half)) ** 0.5
-            return found.add(factor * trace.operator.factor_transpose(gradient - whole), 0.0)
+            change = trace.estimate_on(position, first_half(data, batch)) - whole
+            return found.add(factor * trace.operator.factor_transpose(change), 0.0)
 
         operands = trace.before.position, trace.estimate, batch
         return warm._replace(noise=when(state.step % NOISE_EVERY == 0, measure, warm.noise, operands))
