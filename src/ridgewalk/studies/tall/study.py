@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,13 +239,20 @@ def measure_nuts(
 # The study
 
 
-SHARED = ("kinds", "sizes", "nuts_sizes", "hmcecs_sizes")
-"""Settings that say which tasks there are, and do not change any of them."""
+COMMON = ("seed", "batch_size", "reference_work", "least_reference", "most_reference")
+"""What every task depends on: the data, the mode and the reference."""
+RELEVANT: dict[str, tuple[str, ...]] = {
+    "posterior": (),
+    "ridgewalk": ("steps", "chains", "block_size", "seeds"),
+    "nuts": ("warmup", "draws"),
+    "nuts-dense": ("warmup", "draws"),
+    "hmcecs": ("warmup", "draws", "subsample", "blocks"),
+}
+"""The further settings that the tasks of a label depend on."""
 
 
 def plan(settings: Settings) -> list[Task]:
     """A task for each posterior, and for each sampler on it; NUTS for the sizes at which it is measured."""
-    known = {name: value for name, value in asdict(settings).items() if name not in SHARED}
 
     def task(label: str, kind: str, size: int, measure: Callable[..., Any], cost: float) -> Task:
         def run(folder: Path) -> Any:
@@ -255,7 +261,7 @@ def plan(settings: Settings) -> list[Task]:
         posterior = label == "posterior"
         return Task(
             f"{label}-{kind}-{size}",
-            {"kind": kind, "size": size, **known},
+            {"kind": kind, "size": size} | {name: getattr(settings, name) for name in (*COMMON, *RELEVANT[label])},
             run,
             PosteriorRow if posterior else SamplerRow,
             cost,
