@@ -52,6 +52,9 @@ PICTURE_LIMIT = 2**26
 START = "start"
 """The column with the errors of the weights from which all methods start."""
 
+MOST_COLUMNS = 7
+"""A table with more of them has smaller print."""
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -381,9 +384,10 @@ def table(content: Table) -> str:
         for row in content.rows
     )
     caption = escape(content.caption)
+    wide = ' class="wide"' if len(content.columns) > MOST_COLUMNS else ""
     return (
         f'<p class="caption">{caption}</p><div class="scroll" role="group" tabindex="0" aria-label="{caption}">'
-        f'<table role="table" aria-label="{caption}"><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
+        f'<table{wide} role="table" aria-label="{caption}"><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
         f'<tbody role="rowgroup">{body}</tbody></table></div>'
         f"{paragraph(content.note, 'faint')}"
     )
