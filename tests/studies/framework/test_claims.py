@@ -78,7 +78,7 @@ def test_the_verdict_says_what_the_common_start_has_already(tmp_path):
                     paper = [c["paper"] for c in row if isinstance(c, dict) and c["paper"] is not None]
                     better, values = better + sum(start < value for value in paper), values + len(paper)
     assert values == 38
-    assert f"before any draw, in {better} of {values}." in page
+    assert f"start from are better in {better} of {values} before any draw." in page
     assert re.search(r'<th scope="col" role="columnheader">start</th><th[^>]*>SGLD</th>', page)
 
 

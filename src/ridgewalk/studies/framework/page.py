@@ -195,7 +195,8 @@ def _of_the_start(records: list[Record]) -> str:
     ]
     if not better:
         return ""
-    return f" So are the trained weights that chains start from, before any draw, in {sum(better)} of {len(better)}."
+    known = f"better in {sum(better)} of {len(better)}"
+    return f" The trained weights that chains start from are {known} before any draw."
 
 
 def _agreement_in_words(agreements: dict[str, Agreement | None]) -> str:
