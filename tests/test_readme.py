@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from ridgewalk.studies.darcy.problem import PAPER
+from ridgewalk.studies.framework.claims import missing
+from ridgewalk.studies.framework.study import NAMES, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -91,6 +93,13 @@ def test_results_are_those_of_the_records():
     after = README.split("## Results")[1].split("## How")[0]
     shown = [line for line in after.splitlines() if line.startswith("| ") and not line.startswith("| posterior")]
     assert shown == expected_results()
+
+
+def test_what_is_not_recorded_is_said():
+    records = read_records(ROOT / "docs" / "results", NAMES)
+    lacking = {one.command.split()[2] for one in missing(records, benchmark=True)}
+    said = re.search(r"^Not recorded at full scale yet:(.*?)\n\n", README, flags=re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", said[1]) if said else []) == lacking
 
 
 def test_make_targets_exist():

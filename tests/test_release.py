@@ -1,5 +1,6 @@
 """The release: sdist and wheel are built, and the wheel works in an environment with nothing but what it requires."""
 
+import os
 import re
 import subprocess
 import sys
@@ -50,7 +51,9 @@ print(json.dumps({"z": float(np.abs((mean - exact) / sd).max())}))
 
 
 def run(command, cwd):
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    """Without PYTHONPATH, which would put another copy of the package before the installed one."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environ)
 
 
 def environment(folder):

@@ -2,13 +2,16 @@
 
 import json
 import re
+import shutil
+from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from ridgewalk.studies.framework.charts import Bar, Field, bar_chart, field_figure
-from ridgewalk.studies.framework.claims import CLAIMS, claims, records_folder
+from ridgewalk.studies.framework.claims import CLAIMS, HEADINGS, RANDOM, claims, missing, records_folder
+from ridgewalk.studies.framework.page import write_page
 from ridgewalk.studies.framework.study import NAMES, Record, Report, read_records
 
 
@@ -38,6 +41,45 @@ def test_records_without_the_data_of_a_figure_make_no_claim(found, tmp_path):
     (record,) = [record for record in read_records(records_folder(), NAMES) if record.name == "gaussian"]
     assert claims([record._replace(folder=tmp_path)]) == []
     assert claims([]) == []
+
+
+def test_what_has_no_record_is_named_with_the_command_that_makes_one(found, tmp_path):
+    """On the page of the committed records: claims, parts that are newer than their record, and other libraries."""
+    assert set(HEADINGS) == set(CLAIMS)
+    records = read_records(records_folder(), NAMES)
+    lacking = missing(records, benchmark=False)
+    assert {one.what for one in lacking} >= set(HEADINGS.values()) - {claim.heading for claim in found}
+    assert not {one.what for one in lacking} & {claim.heading for claim in found}
+    old = [record.name for record in records if record.name in RANDOM and not record.settings.get("random")]
+    commands = [one.command for one in lacking if "random weights" in one.what]
+    assert commands == [f"ridgewalk reproduce {name} --preset paper" for name in old]
+    assert lacking[-1].command == "make benchmark"
+    assert missing(records, benchmark=True) == lacking[:-1]
+    known = [record._replace(settings={**record.settings, "random": {"gradients": 1}}) for record in records]
+    assert [one for one in missing(known, benchmark=True) if "random weights" in one.what] == []
+
+    shutil.copytree(records_folder(), tmp_path / "records")
+    page = write_page(tmp_path / "records", tmp_path / "records").read_text()
+    shown = missing(records, benchmark=(records_folder() / "benchmarks").exists())
+    for one in shown:
+        assert f"{escape(one.what)}: <code>{one.command}</code>" in page
+
+
+def test_the_verdict_says_what_the_common_start_has_already(tmp_path):
+    """The records of source and permeability: the paper's errors above those of the start, in the same row."""
+    shutil.copytree(records_folder(), tmp_path / "records")
+    page = write_page(tmp_path / "records", tmp_path / "records").read_text()
+    better = values = 0
+    for study in ("source", "permeability"):
+        for section in json.loads((records_folder() / study / "metrics.json").read_text())["report"]["sections"]:
+            for table in (table for table in section["tables"] if "start" in table["columns"]):
+                for row in table["rows"]:
+                    start = row[table["columns"].index("start")]["value"]
+                    paper = [c["paper"] for c in row if isinstance(c, dict) and c["paper"] is not None]
+                    better, values = better + sum(start < value for value in paper), values + len(paper)
+    assert values == 38
+    assert f"start from are better in {better} of {values} before any draw." in page
+    assert re.search(r'<th scope="col" role="columnheader">start</th><th[^>]*>SGLD</th>', page)
 
 
 def made_up(folder, name, settings, numbers):

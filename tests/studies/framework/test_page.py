@@ -79,7 +79,7 @@ def test_the_page_stands_alone(folder, page):
     assert len(page.images) == 2
     assert all(image["src"].startswith("data:image/") and image["alt"] for image in page.images)
     links = [address[1:] for address in page.addresses if address.startswith("#")]
-    assert links == ["main", "record", "record-another", "here", "here-toy", "environment"]
+    assert links == ["main", "claims", "record", "record-another", "here", "here-toy", "environment"]
     assert set(links) <= set(page.ids)
 
 

@@ -145,7 +145,7 @@ def field_figure(field: Field, what: str, level: str) -> str:
     shown = (
         (f"predicted {what}", field.mean, "values", f"{field.mean.min():.3g}", f"{field.mean.max():.3g}"),
         (
-            f"|truth − prediction|; 1 is the end of its {level} interval",
+            f"error ÷ half the {level} interval (above 1: outside)",
             np.minimum(ratio, 2.0),
             "widths",
             "0",

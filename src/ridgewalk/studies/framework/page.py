@@ -6,6 +6,7 @@ same preset. page.css and page.js are inserted into it.
 
 import base64
 import io
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,16 @@ from rich.table import Table as ScreenTable
 
 from ridgewalk._io import read_regular, write_atomically
 from ridgewalk._validation import requires_extra
-from ridgewalk.studies.framework.claims import REDUCED, Agreement, Claim, claims, compare_with_record, records_folder
+from ridgewalk.studies.framework.claims import (
+    REDUCED,
+    Agreement,
+    Claim,
+    Missing,
+    claims,
+    compare_with_record,
+    missing,
+    records_folder,
+)
 from ridgewalk.studies.framework.study import (
     BENCHMARKS,
     NAMES,
@@ -38,6 +48,12 @@ SIGNS: dict[Mark, str] = {"better": "✓ better", "equal": "= equal", "worse": "
 
 PICTURE_LIMIT = 2**26
 """Bytes of the largest figure that is embedded in the page."""
+
+START = "start"
+"""The column with the errors of the weights from which all methods start."""
+
+MOST_COLUMNS = 7
+"""A table with more of them has smaller print."""
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -94,10 +110,10 @@ def write_page(folder: Path, records: Path | None = None) -> Path:
 
 def render_page(evidence: Evidence) -> str:
     """Return the page as HTML."""
-    title = "Ridgewalk: sampling posteriors that are hard to sample"
+    title = "Ridgewalk: sampling ill-conditioned posteriors"
     agreements = agreements_of(evidence)
     known = [*evidence.runs, *evidence.full, *([evidence.benchmark] if evidence.benchmark else [])]
-    parts: list[tuple[str, str, list[Record], str]] = [("claims", "Claims", [], _claims(claims(evidence.full)))]
+    parts: list[tuple[str, str, list[Record], str]] = [("claims", "Claims", [], _claims(evidence))]
     parts.append(("record", "Paper and record", evidence.full, _full_scale(evidence.full)))
     parts.append(("libraries", "Other libraries", [], _other_libraries(evidence.benchmark)))
     parts.append(("here", "This machine", evidence.runs, _this_machine(evidence.runs, agreements)))
@@ -145,8 +161,8 @@ def agreements_of(evidence: Evidence) -> dict[str, Agreement | None]:
 
 def _introduction(evidence: Evidence, agreements: dict[str, Agreement | None]) -> str:
     lead = (
-        "A JAX library for Bayesian inference with many correlated parameters of very different scales, from "
-        "minibatches of data. Its main sampler, HASGLD-SA, learns the shape of the posterior while it runs."
+        "A JAX library for Bayesian regression and neural networks whose parameters are many, correlated and of very "
+        "different scales. Its main sampler, HASGLD-SA, learns the shape of the posterior from minibatches."
     )
     said = []
     if evidence.full:
@@ -156,12 +172,31 @@ def _introduction(evidence: Evidence, agreements: dict[str, Agreement | None]) -
             said.append(
                 f"<b>Recorded at the paper’s scale</b> (Wang, Deng and Lin 2021): better than the paper in "
                 f"{counts['better']} of its {total} values, equal in {counts['equal']}, worse in {counts['worse']}."
+                f"{_of_the_start(evidence.full)}"
             )
     if evidence.runs:
         said.append(f"<b>On this machine:</b> {escape(_agreement_in_words(agreements))}")
     differs = any(found is not None and not found.agrees for found in agreements.values())
     box = "".join(f"<p>{text}</p>" for text in said if text)
     return f'<p class="lead">{lead}</p><div class="verdict{" differs" if differs else ""}">{box}</div>'
+
+
+def _of_the_start(records: list[Record]) -> str:
+    """How often the weights that chains start from are better than the paper already; empty where none are known."""
+    better = [
+        float(row[part.columns.index(START)].value or math.inf) < cell.paper  # type: ignore[union-attr]
+        for record in records
+        for section in record.report.sections
+        for part in section.tables
+        if START in part.columns
+        for row in part.rows
+        for cell in row
+        if isinstance(cell, Number) and cell.paper is not None
+    ]
+    if not better:
+        return ""
+    known = f"better in {sum(better)} of {len(better)}"
+    return f" The trained weights that chains start from are {known} before any draw."
 
 
 def _agreement_in_words(agreements: dict[str, Agreement | None]) -> str:
@@ -178,18 +213,30 @@ def _agreement_in_words(agreements: dict[str, Agreement | None]) -> str:
     )
 
 
-def _claims(found: list[Claim]) -> str:
-    if not found:
+def _claims(evidence: Evidence) -> str:
+    if not evidence.full:
         return ""
-    cards = "".join(
+    cards = "".join(map(_claim, claims(evidence.full)))
+    heading = '<h2 class="unseen">What the record shows</h2>'
+    lacking = missing(evidence.full, benchmark=evidence.benchmark is not None)
+    return f'<section id="claims">{heading}<div class="claims">{cards}</div>{_missing(lacking)}</section>'
+
+
+def _claim(claim: Claim) -> str:
+    return (
         f'<article class="claim" aria-label="{escape(claim.heading)}"><h3>{escape(claim.heading)}</h3>'
         f'<p class="big">{_cell(claim.number)} <span>{escape(claim.unit)}</span></p>{claim.figure}'
         f'<p class="why">{escape(claim.sentence)} <a href="#record-{escape(claim.study)}">The study</a></p></article>'
-        for claim in found
     )
-    return (
-        f'<section id="claims"><h2 class="unseen">What the record shows</h2><div class="claims">{cards}</div></section>'
-    )
+
+
+def _missing(found: Sequence[Missing]) -> str:
+    """What the library is meant to show and no committed record does yet."""
+    if not found:
+        return ""
+    items = "".join(f"<li>{escape(one.what)}: <code>{escape(one.command)}</code></li>" for one in found)
+    text = "There is no committed full-scale record of these, so nothing is claimed; each command makes one."
+    return f'<aside class="missing"><h3>Not recorded yet</h3><p>{text}</p><ul>{items}</ul></aside>'
 
 
 def _full_scale(records: list[Record]) -> str:
@@ -201,7 +248,10 @@ def _full_scale(records: list[Record]) -> str:
         for record in records
         for part in paper_tables(record.report)
     )
-    note = "Each cell: the record’s value ± one standard error over seeds, the paper’s value, and which is better."
+    note = (
+        "Each cell: the record’s value ± one standard error over seeds, the paper’s value, and which is better. Start: "
+        "the trained weights, not pruned, from which all chains begin."
+    )
     return (
         f'<section id="record"><h2>The paper’s tables beside the full-scale record</h2>{paragraph(note)}{beside}'
         f"<h3>All studies at full scale</h3>{''.join(_study(record, 'record') for record in records)}</section>"
@@ -227,7 +277,10 @@ def _other_libraries(record: Record | None) -> str:
 
 
 def paper_tables(report: Report) -> Iterator[Table]:
-    """The tables with values of the paper, without columns that have none; a value that is repeated is left out."""
+    """The tables with values of the paper, without columns that have none; a value that is repeated is left out.
+
+    The column of the common start is kept: what it has already is no merit of a sampler.
+    """
     seen: set[tuple[str, str, float, float | None]] = set()
     for section in report.sections:
         for part in section.tables:
@@ -241,7 +294,8 @@ def paper_tables(report: Report) -> Iterator[Table]:
             if not keys - seen:
                 continue
             seen |= keys
-            columns = [0, *sorted({column for _, column in cells})]
+            start = [part.columns.index(START)] if START in part.columns else []
+            columns = [0, *sorted({*start, *(column for _, column in cells)})]
             rows = [line for number, line in enumerate(part.rows) if any(row == number for row, _ in cells)]
             chosen = tuple(tuple(line[column] for column in columns) for line in rows)
             yield replace(part, columns=tuple(part.columns[column] for column in columns), rows=chosen)
@@ -331,9 +385,10 @@ def table(content: Table) -> str:
         for row in content.rows
     )
     caption = escape(content.caption)
+    wide = ' class="wide"' if len(content.columns) > MOST_COLUMNS else ""
     return (
         f'<p class="caption">{caption}</p><div class="scroll" role="group" tabindex="0" aria-label="{caption}">'
-        f'<table role="table" aria-label="{caption}"><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
+        f'<table{wide} role="table" aria-label="{caption}"><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
         f'<tbody role="rowgroup">{body}</tbody></table></div>'
         f"{paragraph(content.note, 'faint')}"
     )
@@ -355,7 +410,7 @@ def _cell(content: Cell) -> str:
         details.append(f"paper {_number(content.paper, content.style)}")
     if content.mark is not None:
         details.append(f'<span class="mark {content.mark}">{SIGNS[content.mark]}</span>')
-    return text + (f"<small>{', '.join(details)}</small>" if details else "")
+    return text + (f"<small>{' '.join(details)}</small>" if details else "")
 
 
 def _number(value: float, style: str) -> str:
