@@ -74,6 +74,7 @@ SLOW = {
     "docs/distributed.md",
     "docs/models.md",
     "docs/resuming.md",
+    "docs/getting-started.md",
     "docs/sparse.md",
     "docs/neural.md",
     "docs/warmup.md",

@@ -101,8 +101,8 @@ EVERY_TIME = {
     "control variates": {"sgld"},
     "svrg": {"sgld"},
 }
-"""What the default suite runs: the others it meets on the Gaussian, also at another temperature. `make test-slow` runs all
-samplers with all estimators."""
+"""What the default suite runs: the others it meets on the Gaussian, also at another temperature. `make test-slow` runs
+all samplers with all estimators."""
 
 COMBINATIONS = [
     pytest.param(name, estimator, marks=[] if name in EVERY_TIME[estimator] else [pytest.mark.slow])
@@ -249,7 +249,9 @@ COARSE = {
 def test_halving_the_step_size_does_not_raise_the_divergence(name):
     sampler, step_size = COARSE[name]
     coarse, fine = (
-        gaussian_kl(run(sampler, GAUSSIAN.target, GAUSSIAN.mean, e, steps=100_000, thin=1), GAUSSIAN.mean, GAUSSIAN.covariance)
+        gaussian_kl(
+            run(sampler, GAUSSIAN.target, GAUSSIAN.mean, e, steps=100_000, thin=1), GAUSSIAN.mean, GAUSSIAN.covariance
+        )
         for e in (step_size, step_size / 2)
     )
     assert coarse > 0.02

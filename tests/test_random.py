@@ -81,7 +81,7 @@ def test_words_of_another_generator():
     np.testing.assert_array_equal(random_bits(key, 9, 32), jax.random.bits(key, (9,), "uint32"))
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rows_are_those_of_randint(wide):
     with enable_x64(wide):
         for size in (1, 7, 400, 2**16, 2**16 + 1, 10**6, 2**31 - 1):

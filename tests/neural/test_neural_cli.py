@@ -287,7 +287,7 @@ ASCII_ONLY = {
             ["darcy", "generate", "permeability", "--size", "6", "--terms", "4", "--samples", "2", "--out", "é.zarr"],
             marks=pytest.mark.slow,  # writes to the terminal as `multiscale` does
         ),
-        ["evaluate", "MODEL", "--data", "test.npz"],
+        pytest.param(["evaluate", "MODEL", "--data", "test.npz"], marks=pytest.mark.slow),
         ["fit", "--data", "é.npz", "--out", "new"],
     ],
 )

@@ -305,7 +305,7 @@ def test_warm_up_and_leave_one_out(line, sampled):
         sampled.log_density(x, y[:-1])
 
 
-@pytest.mark.parametrize("method", ["ensemble", "laplace", "swag"])
+@pytest.mark.parametrize("method", ["ensemble", "laplace", pytest.param("swag", marks=pytest.mark.slow)])
 def test_other_methods_have_the_same_interface(line, method, tmp_path):
     x, y = line
     model = rw.NeuralRegressor(**{**LINE, "method": method}).fit(x, y)

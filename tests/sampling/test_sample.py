@@ -64,7 +64,7 @@ def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
     "sampler",
     [rw.hasgld_sa(memory=4), rw.hamcmc(), *(pytest.param(s, marks=pytest.mark.slow) for s in (rw.sgld(), rw.sghmc()))],
 )
-@pytest.mark.parametrize("chains", [1, 2])
+@pytest.mark.parametrize("chains", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_runner_equals_the_kernel_stepped_by_hand(sampler, chains):
     starts = jnp.array([[0.0, 0.0, 0.0], [1.0, -1.0, 0.5]])[:chains]
     result = run(sampler, start=starts, chains=chains, start_per_chain=True, steps=15)

@@ -42,7 +42,7 @@ AUTO = {"steps": 520, "step_size": "auto"}
     ("name", "settings"),
     [
         ("sgld", GIVEN),
-        ("hasgld_sa", GIVEN),
+        pytest.param("hasgld_sa", GIVEN, marks=pytest.mark.slow),
         pytest.param("sgld", AUTO, marks=pytest.mark.slow),
         pytest.param("hasgld_sa", AUTO, marks=pytest.mark.slow),
         pytest.param("auto", AUTO, marks=pytest.mark.slow),

@@ -142,6 +142,8 @@ def test_a_step_size_is_a_float_with_attributes(capsys):
     assert isinstance(found, float)
     assert f"{float(found):.3g}" in shown
     assert "chosen" in shown
+    assert found.arrived
+    assert "bias" in found.explanation
     assert copy.copy(found).explanation == found.explanation
     assert found.table[3].step_size == found
     assert found.halving_checks[-1].passed
@@ -179,6 +181,7 @@ def test_pilots_that_have_not_arrived_are_reported(name):
     assert copy.copy(found).arrived is False
 
 
+@pytest.mark.slow
 def test_pilots_that_arrive_say_so():
     case = zoo.BY_NAME["robust"]
     start = jax.tree.map(lambda leaf: leaf[0], case.starts(jax.random.key(7), 4))
@@ -187,7 +190,7 @@ def test_pilots_that_arrive_say_so():
     assert "bias" in found.explanation
 
 
-@pytest.mark.parametrize("friction", [0.05, 0.5])
+@pytest.mark.parametrize("friction", [pytest.param(0.05, marks=pytest.mark.slow), 0.5])
 def test_the_step_size_is_below_its_own_limit(friction):
     """In short runs the Monte Carlo error asks for the longest steps; with momentum 2 / λ_max(G H) is not the limit."""
     found = find(rw.sghmc(friction=friction), steps=100)
