@@ -75,6 +75,7 @@ SLOW = {
     "docs/models.md",
     "docs/resuming.md",
     "docs/getting-started.md",
+    "docs/after_the_run.md",
     "docs/sparse.md",
     "docs/neural.md",
     "docs/warmup.md",

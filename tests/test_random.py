@@ -18,6 +18,7 @@ def numbers():
     return np.asarray(jax.jit(lambda key: draw_noise(key, "gaussian", SIZE, FLOAT32))(jax.random.key(7)))
 
 
+@pytest.mark.slow
 def test_the_law_of_ten_million(numbers):
     """Kolmogorov–Smirnov at the 1 % level, and the first six moments within four standard errors."""
     assert numbers.dtype == np.float32

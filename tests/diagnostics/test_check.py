@@ -354,6 +354,7 @@ class UnevenModes:
         return jnp.sum(jnp.logaddexp(-2 * (x - 4) ** 2, -2 * (x + 4) ** 2 - 8))
 
 
+@pytest.mark.slow
 def test_modes_of_different_potential_and_the_way_out():
     target, starts = rw.Density(UnevenModes()), jnp.array([[-4.0], [4.0], [4.0], [4.0]])
     result = run(rw.sgld(), target, start=starts, start_per_chain=True, step_size=0.03, steps=8_000)
@@ -421,8 +422,7 @@ def faulty(name):
         "step_size",
         "gradient_noise",
         pytest.param("low_ess", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("burn_in", "sampler")),
-        "preconditioner",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("burn_in", "sampler", "preconditioner")),
         "diverged",
     ],
 )

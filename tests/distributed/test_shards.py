@@ -23,7 +23,7 @@ def split(count, **options):
     return replace(PLAIN, data=shard(HOST, shards=count, **options))
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("count", [4, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 5))])
 def test_potential_gradient_and_hessian_are_those_of_all_rows(count):
     sharded, theta = split(count), jnp.array([0.3, -0.2, 0.1])
     both = [(one, one.data if one is PLAIN else one.data.arrays) for one in (PLAIN, sharded)]

@@ -40,9 +40,7 @@ def point(model, position):
     return {model.rvs_to_values[variable].name: np.asarray(position[variable.name]) for variable in model.free_RVs}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "varying intercepts" else []) for n in MODELS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n != "poisson" else []) for n in MODELS])
 def test_the_density_is_that_of_pymc_and_of_numpyro(name):
     model, target = of(name)
     theirs = compiled_logp(model)
@@ -70,10 +68,10 @@ def test_minibatch_gradients_average_to_the_full_gradient(name):
 def test_a_run_with_dims_coords_and_predictions(tmp_path):
     model, target = of("poisson")
     assert set(target.data) == {"count", "x", "exposure"}
-    options = {"step_size": 1e-3, "batch_size": 50, "chains": 2, "thin": 5, "progress": False}
+    options = {"step_size": 1e-5, "batch_size": 50, "chains": 2, "thin": 5, "progress": False}
 
     def run(steps, **more):
-        return rw.sample(jax.random.key(0), rw.hasgld_sa(memory=2), target, steps=steps, **options, **more)
+        return rw.sample(jax.random.key(0), rw.sgld(), target, steps=steps, **options, **more)
 
     result = run(40)
     run(20, checkpoint=tmp_path)

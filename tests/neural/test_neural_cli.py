@@ -288,7 +288,7 @@ ASCII_ONLY = {
             marks=pytest.mark.slow,  # writes to the terminal as `multiscale` does
         ),
         pytest.param(["evaluate", "MODEL", "--data", "test.npz"], marks=pytest.mark.slow),
-        ["fit", "--data", "é.npz", "--out", "new"],
+        pytest.param(["fit", "--data", "é.npz", "--out", "new"], marks=pytest.mark.slow),
     ],
 )
 def test_every_command_works_where_the_terminal_takes_ascii_only(folder, model, arguments):

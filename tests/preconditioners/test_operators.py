@@ -31,7 +31,15 @@ FORMS = {
 }
 
 
-@pytest.fixture(params=FORMS, name="state", scope="module")
+SIMPLE = {"identity", "leaf scaled", "fixed diagonal", "metric diagonal", "dense scaled"}
+"""Forms with nothing of their own beside those that the default suite runs."""
+
+
+@pytest.fixture(
+    params=[pytest.param(form, marks=[pytest.mark.slow] if form in SIMPLE else []) for form in FORMS],
+    name="state",
+    scope="module",
+)
 def _state(request):
     result = rw.sample(
         jax.random.key(3), rw.Sampler(rw.Langevin(), FORMS[request.param]), REGRESSION.target, jnp.zeros(3),

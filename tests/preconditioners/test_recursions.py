@@ -149,7 +149,9 @@ def test_as_printed_does_not_sample_the_posterior():
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [pytest.param("dense", marks=pytest.mark.slow), "snapshot_lbfgs", "low_rank"])
+@pytest.mark.parametrize(
+    "form", [*(pytest.param(form, marks=pytest.mark.slow) for form in ("dense", "snapshot_lbfgs")), "low_rank"]
+)
 def test_curvature_every_learns_only_in_those_steps(form):
     options = {"rank": 1} if form == "low_rank" else {"memory": 1}
     sampler = rw.hasgld_sa(form=form, curvature_every=3, **options)

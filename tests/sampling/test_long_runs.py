@@ -66,7 +66,7 @@ PERIOD = 2 * 3 * 4 * 5 * 7
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n in ("low_rank", "sgld", "sghmc") else []) for n in PERIODIC],
+    [pytest.param(n, marks=[pytest.mark.slow] if n not in ("dense", "hamcmc") else []) for n in PERIODIC],
 )
 def test_a_chain_that_crosses_makes_the_steps_of_one_that_does_not(name):
     """Where nothing but intervals depends on the step, steps that are multiples of all of them apart are equal."""
@@ -220,7 +220,8 @@ def test_epochs_go_on(size):
         np.testing.assert_array_equal(order_at(rows, keys, first + 1)[:, : per_epoch * 10], epochs[:2])
 
 
-@pytest.mark.parametrize("replacement", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("replacement", [True, False])
 def test_data_on_the_host_give_the_same_draws(begin_at, tmp_path, replacement):
     first = WORD - 7
     begin_at(first)

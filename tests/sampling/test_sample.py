@@ -62,7 +62,7 @@ def test_chunks_and_blocks_do_not_change_the_draws(monkeypatch, chains):
 
 @pytest.mark.parametrize(
     "sampler",
-    [rw.hasgld_sa(memory=4), rw.hamcmc(), *(pytest.param(s, marks=pytest.mark.slow) for s in (rw.sgld(), rw.sghmc()))],
+    [rw.hasgld_sa(memory=4), *(pytest.param(s, marks=pytest.mark.slow) for s in (rw.hamcmc(), rw.sgld(), rw.sghmc()))],
 )
 @pytest.mark.parametrize("chains", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_runner_equals_the_kernel_stepped_by_hand(sampler, chains):

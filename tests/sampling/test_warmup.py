@@ -64,12 +64,13 @@ def test_an_ill_conditioned_gaussian_from_afar(name):
     assert not np.any(np.asarray(result.step_sizes) > 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [
         rw.sgld(),
-        pytest.param(rw.sghmc(), marks=pytest.mark.slow),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in OTHERS),
+        rw.sghmc(),
+        *OTHERS,
     ],
 )
 def test_samplers_without_an_adaptive_preconditioner(sampler):
@@ -80,12 +81,13 @@ def test_samplers_without_an_adaptive_preconditioner(sampler):
     assert complaints(flat_draws(result), np.zeros(3), covariance, bias=0.0 if exact else 0.1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "centred"),
     [
-        pytest.param(rw.hasgld_sa(), False, marks=pytest.mark.slow),
-        pytest.param(rw.auto(), True, marks=pytest.mark.slow),
-        pytest.param(rw.hasgld_sa(), True, marks=pytest.mark.slow),
+        (rw.hasgld_sa(), False),
+        (rw.auto(), True),
+        (rw.hasgld_sa(), True),
         (rw.auto(), False),
     ],
 )
