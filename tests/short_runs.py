@@ -7,11 +7,11 @@ is drawn depends on neither (`test_chunks_and_blocks_do_not_change_the_draws`). 
 
 from importlib import import_module
 
-SHORT = 1_000
-"""Steps of the longest run that is cut into blocks and device calls of a few steps."""
-BLOCK = DRAWS = 16
-MOST_DRAWS = 400
-"""Of longer runs, on the device."""
+BLOCK = 8
+"""Steps in a block of a short run."""
+MOST_DRAWS = ((250, 4), (1_000, 50), (2**62, 400))
+"""Draws on the device, by the largest number of steps of a run: more of them for longer ones, of which every device
+call takes a millisecond."""
 
 
 def share_programs():
@@ -20,8 +20,8 @@ def share_programs():
 
     def in_tests(dimension, batch_size, chains, steps):
         """`sample` calls this before it counts the draws that fit on the device."""
-        short = steps <= SHORT
-        sample.BUFFER_NUMBERS = min(numbers, (DRAWS if short else MOST_DRAWS) * dimension * chains)
-        return block_length(dimension, batch_size, chains, min(steps, BLOCK) if short else steps)
+        draws = next(draws for most, draws in MOST_DRAWS if steps <= most)
+        sample.BUFFER_NUMBERS = min(numbers, draws * dimension * chains)
+        return block_length(dimension, batch_size, chains, min(steps, BLOCK) if steps <= MOST_DRAWS[0][0] else steps)
 
     sample.block_length = in_tests
