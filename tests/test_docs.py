@@ -76,6 +76,7 @@ SLOW = {
     "docs/resuming.md",
     "docs/getting-started.md",
     "docs/after_the_run.md",
+    "docs/extending.md",
     "docs/sparse.md",
     "docs/neural.md",
     "docs/warmup.md",

@@ -8,7 +8,7 @@ from tests import zoo
 
 import ridgewalk as rw
 
-BY_DEFAULT = ("eight_schools", "robust", "hierarchical")
+BY_DEFAULT = ("eight_schools", "robust")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", QUICK[:3])
 def test_healthy_runs_have_no_findings(name):
     report = healthy(name).check()
     assert report.ok, str(report)
