@@ -58,7 +58,7 @@ def assert_same_on_disk(two, one):
 
 @pytest.mark.parametrize(
     ("names", "which"),
-    [(["epochs"], slice(2, 3)), pytest.param(["draws.zarr", "memory"], slice(2), marks=pytest.mark.slow)],
+    [(["epochs"], slice(2, 3)), pytest.param(["draws.zarr"], slice(1, 2), marks=pytest.mark.slow)],
 )
 def test_two_processes_equal_one(tmp_path, names, which):
     """Draws, diagnostics and final states, and what `open_result` finds on disk."""
