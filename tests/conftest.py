@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from tests.short_runs import share_programs
 
 MOST_MAPS = 20_000
 
@@ -13,6 +14,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config):
+    if "not slow" in config.option.markexpr:
+        share_programs()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,5 +1,6 @@
-"""Posteriors whose moments are known exactly."""
+"""Posteriors whose moments are known exactly; the same objects in all modules, which share what is compiled."""
 
+from functools import cache
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ class Known(NamedTuple):
         return float(1 / np.linalg.eigvalsh(self.covariance)[0])
 
 
+@cache
 def correlated_gaussian() -> Known:
     """Two parameters, correlation 0.8, standard deviations 0.5 and 1, away from the origin."""
     covariance = np.array([[0.25, 0.4], [0.4, 1.0]])
@@ -31,6 +33,7 @@ def correlated_gaussian() -> Known:
     return Known(rw.Density(log_density), mean, covariance)
 
 
+@cache
 def linear_regression(size: int = 400) -> Known:
     """Conjugate regression with three correlated features; N = 400, so batches of 100 have N/n = 4."""
     rng = np.random.default_rng(7)
@@ -50,6 +53,7 @@ def linear_regression(size: int = 400) -> Known:
     return Known(rw.Posterior(log_prior, log_likelihood, data), mean, np.linalg.inv(precision))
 
 
+@cache
 def banana() -> Known:
     """x ~ N(0, 1), y | x ~ N(x²/4, 0.5²): bent, without a funnel. Mean and covariance by hand."""
 

@@ -54,8 +54,9 @@ SAMPLERS = {
 }
 
 
+BY_DEFAULT = {("plain", "hasgld_sa"), ("plain", "sgnht"), ("equinox", "sgld"), ("flax", "sgld")}
 COMBINATIONS = [
-    pytest.param(model, sampler, marks=[] if model == "plain" or sampler == "hasgld_sa" else [pytest.mark.slow])
+    pytest.param(model, sampler, marks=[] if (model, sampler) in BY_DEFAULT else [pytest.mark.slow])
     for model in MODELS
     for sampler in SAMPLERS
 ]

@@ -18,6 +18,7 @@ def numbers():
     return np.asarray(jax.jit(lambda key: draw_noise(key, "gaussian", SIZE, FLOAT32))(jax.random.key(7)))
 
 
+@pytest.mark.slow
 def test_the_law_of_ten_million(numbers):
     """Kolmogorov–Smirnov at the 1 % level, and the first six moments within four standard errors."""
     assert numbers.dtype == np.float32
@@ -81,7 +82,7 @@ def test_words_of_another_generator():
     np.testing.assert_array_equal(random_bits(key, 9, 32), jax.random.bits(key, (9,), "uint32"))
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rows_are_those_of_randint(wide):
     with enable_x64(wide):
         for size in (1, 7, 400, 2**16, 2**16 + 1, 10**6, 2**31 - 1):

@@ -54,7 +54,10 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+BY_DEFAULT = {name for name in PAIRS if not any(word in name for word in ("limited", "diagonal", "low rank"))}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in BY_DEFAULT else [pytest.mark.slow]) for n in PAIRS])
 def test_coincide(name):
     one, other = PAIRS[name]
     np.testing.assert_allclose(positions(one), positions(other), rtol=1e-9, atol=1e-12)

@@ -8,8 +8,14 @@ from tests import zoo
 
 import ridgewalk as rw
 
+BY_DEFAULT = ("eight_schools", "robust")
 
-@pytest.mark.parametrize("case", zoo.CASES, ids=lambda case: case.name)
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case.name in BY_DEFAULT else [pytest.mark.slow]) for case in zoo.CASES],
+    ids=lambda case: case.name,
+)
 def test_densities_and_references(case):
     starts = case.starts(jax.random.key(0), 2)
     values, gradients = jax.jit(jax.vmap(jax.value_and_grad(case.target.potential)))(starts)

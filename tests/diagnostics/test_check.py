@@ -28,7 +28,7 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", QUICK[:3])
 def test_healthy_runs_have_no_findings(name):
     report = healthy(name).check()
     assert report.ok, str(report)
@@ -116,7 +116,7 @@ class Mismatched(FixedOperator):
         return self.multiply(covector) + jnp.sqrt(2.0) * self.factor(noise)
 
 
-@pytest.mark.parametrize(("factor", "word"), [(2**0.5, "high"), (2**-0.5, "low")])
+@pytest.mark.parametrize(("factor", "word"), [(2**0.5, "high"), pytest.param(2**-0.5, "low", marks=pytest.mark.slow)])
 def test_temperature_off_by_root_two(factor, word):
     sampler = rw.Sampler(WrongNoise(factor=factor), rw.Identity())
     options = {"step_size": 0.03, "steps": 12_000}
@@ -157,6 +157,7 @@ def test_a_start_far_away_is_reported_as_burn_in():
     assert "temperature" not in report.names
 
 
+@pytest.mark.slow
 def test_a_short_burn_in_does_not_hide_chains_that_do_not_mix():
     start = jnp.full(2, 300.0)
     report = run(rw.sgld(), GAUSSIAN.target, start=start, step_size=0.03, burn_in=0, steps=600).check()
@@ -288,17 +289,25 @@ class Ellipse:
         return -0.5 * x[0] ** 2 - 0.5 * (100 * x[1]) ** 2
 
 
-def test_a_potential_that_still_drifts_and_the_way_out():
+def drifting():
     target, start = rw.Density(Ellipse()), jnp.array([30.0, 0.0])
     options = {"step_size": 5e-5, "steps": 4_000, "chains": 2, "burn_in": 500}
-    result = run(rw.sgld(), target, start=start, **options)
-    report = result.check()
+    return run(rw.sgld(), target, start=start, **options), target, start
+
+
+def test_a_potential_that_still_drifts():
+    report = drifting()[0].check()
     assert report.names == ("not_arrived",), str(report)
     assert "drifts in all chains" in str(report)
     assert report.numbers["drift of the potential"] < -10
     assert "rw.hasgld_sa()" in report.findings[0].call
     assert "start_per_chain=True" in report.findings[0].call
-    after = follow(report.findings[0], result, target, start)
+
+
+@pytest.mark.slow
+def test_the_way_out_of_a_drift():
+    result, target, start = drifting()
+    after = follow(result.check().findings[0], result, target, start)
     assert after.steps == 16_000
     assert after.check().ok, str(after.check())
     np.testing.assert_allclose(rw.posterior_std(after), [1.0, 0.01], rtol=0.15)
@@ -314,12 +323,16 @@ def test_advice_that_was_taken_is_not_given_again():
     for finding in report:
         assert "preconditioner" not in finding.advice, str(finding)
         assert "rw.hasgld_sa()" not in finding.call or finding.name == "preconditioner", str(finding)
-    small = run(rw.hasgld_sa(), GAUSSIAN.target, 2, step_size=0.3, steps=200, burn_in=100, thin=1).check()
-    assert "low_ess" in small.names, str(small)
-    assert {f.advice.split(";")[0] for f in small if f.name in ("low_ess", "high_r_hat")} == {"more steps"}
     noisy = run(rw.sgld(), centred(), step_size=0.8 / STEEPEST, batch_size=2).check()
     (found,) = (finding for finding in noisy if finding.name == "gradient_noise")
     assert "control_variates" not in found.advice
+
+
+@pytest.mark.slow
+def test_more_steps_are_all_that_a_short_run_needs():
+    small = run(rw.hasgld_sa(), GAUSSIAN.target, 2, step_size=0.3, steps=200, burn_in=100, thin=1).check()
+    assert "low_ess" in small.names, str(small)
+    assert {f.advice.split(";")[0] for f in small if f.name in ("low_ess", "high_r_hat")} == {"more steps"}
 
 
 def test_steps_far_below_the_limit_are_made_longer():
@@ -341,6 +354,7 @@ class UnevenModes:
         return jnp.sum(jnp.logaddexp(-2 * (x - 4) ** 2, -2 * (x + 4) ** 2 - 8))
 
 
+@pytest.mark.slow
 def test_modes_of_different_potential_and_the_way_out():
     target, starts = rw.Density(UnevenModes()), jnp.array([[-4.0], [4.0], [4.0], [4.0]])
     result = run(rw.sgld(), target, start=starts, start_per_chain=True, step_size=0.03, steps=8_000)
@@ -408,9 +422,7 @@ def faulty(name):
         "step_size",
         "gradient_noise",
         pytest.param("low_ess", marks=pytest.mark.slow),
-        "burn_in",
-        "sampler",
-        "preconditioner",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("burn_in", "sampler", "preconditioner")),
         "diverged",
     ],
 )

@@ -96,8 +96,8 @@ def test_many_rows_are_cut():
     ("options", "part"),
     [
         ({"steps": 3}, "3 draws of each chain are too few"),
-        ({"keep": "moments", "chains": 2}, "from running moments"),
-        ({"collect": jnp.sum, "keep": "moments"}, "Result("),
+        pytest.param({"keep": "moments", "chains": 2}, "from running moments", marks=pytest.mark.slow),
+        pytest.param({"collect": jnp.sum, "keep": "moments"}, "Result(", marks=pytest.mark.slow),
     ],
 )
 def test_other_runs(options, part):

@@ -23,7 +23,7 @@ def autoregressive(rng, chains=4, draws=1_000, correlation=0.9):
     return values
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.9, 0.98])
+@pytest.mark.parametrize("correlation", [0.0, pytest.param(0.9, marks=pytest.mark.slow), 0.98])
 def test_stationary_potentials_are_not_flagged(correlation):
     rng = np.random.default_rng(0)
     found = [compare_potentials(autoregressive(rng, correlation=correlation), SCALE) for _ in range(100)]
@@ -94,7 +94,12 @@ def plan(rows, batch_size, steps):
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch_size", "steps"), [(100, None, 10_000), (10_000, 50, 20_000), (100_000, 100, 20_000)]
+    ("rows", "batch_size", "steps"),
+    [
+        pytest.param(100, None, 10_000, marks=pytest.mark.slow),
+        (10_000, 50, 20_000),
+        pytest.param(100_000, 100, 20_000, marks=pytest.mark.slow),
+    ],
 )
 def test_measurements_cost_at_most_a_tenth_of_the_run(rows, batch_size, steps):
     assert sum(plan(rows, batch_size, steps)) <= 0.1

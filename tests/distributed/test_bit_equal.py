@@ -56,11 +56,15 @@ def assert_same_on_disk(two, one):
         assert np.isfinite(draws).all()
 
 
-def test_two_processes_equal_one(tmp_path):
+@pytest.mark.parametrize(
+    ("names", "which"),
+    [(["epochs"], slice(2, 3)), pytest.param(["draws.zarr"], slice(1, 2), marks=pytest.mark.slow)],
+)
+def test_two_processes_equal_one(tmp_path, names, which):
     """Draws, diagnostics and final states, and what `open_result` finds on disk."""
-    cases = [stored(tmp_path / name)[1:] for name in ("two", "one")]
+    cases = [stored(tmp_path / name)[which] for name in ("two", "one")]
     assert run(cases[0], processes=2) == run(cases[1], devices=2)
-    for name in ("draws.zarr", "epochs"):
+    for name in names:
         assert_same_on_disk(tmp_path / "two" / name, tmp_path / "one" / name)
 
 

@@ -36,13 +36,15 @@ def case(**options):
     return {"sampler": "dense", "options": {"steps": 5, "batch_size": 8, "chains": CHAINS, **options}}
 
 
+@pytest.mark.slow
 def test_gradients_are_the_only_thing_that_devices_exchange(tmp_path):
     found = compiled(tmp_path, {"shards": 2, **case()}, devices=2)
     assert found
     assert max(found) <= CHAINS * (PARAMETERS + 1)
 
 
-@pytest.mark.parametrize("sampler", ["sgld", pytest.param("dense", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["sgld", "dense"])
 def test_chains_on_different_devices_exchange_nothing(tmp_path, sampler):
     assert compiled(tmp_path, {**case(chain_method="parallel", chains=2), "sampler": sampler}, devices=2) == []
 

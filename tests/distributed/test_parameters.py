@@ -24,6 +24,7 @@ def largest_collective(folder, sampler, **settings):
     return max(compiled(folder, case(sampler, hidden=200, **settings), devices=2))
 
 
+@pytest.mark.slow
 def test_no_row_of_a_low_rank_preconditioner_is_sent(tmp_path):
     """Two chains with 5 rows each: what is sent are Gram matrices and sums over the batch."""
     assert largest_collective(tmp_path, "cold_low_rank", step_size=1e-4) <= 2 * 2 * 5 * 5

@@ -23,7 +23,7 @@ def split(count, **options):
     return replace(PLAIN, data=shard(HOST, shards=count, **options))
 
 
-@pytest.mark.parametrize("count", [1, 4, 5])
+@pytest.mark.parametrize("count", [4, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 5))])
 def test_potential_gradient_and_hessian_are_those_of_all_rows(count):
     sharded, theta = split(count), jnp.array([0.3, -0.2, 0.1])
     both = [(one, one.data if one is PLAIN else one.data.arrays) for one in (PLAIN, sharded)]
@@ -31,7 +31,7 @@ def test_potential_gradient_and_hessian_are_those_of_all_rows(count):
     np.testing.assert_allclose(values[0][0], values[1][0], rtol=1e-12)
     np.testing.assert_allclose(values[0][1], values[1][1], rtol=1e-11)
     np.testing.assert_allclose(sharded.full_gradient(theta), PLAIN.full_gradient(theta), rtol=1e-11)
-    hessians = [jax.jacfwd(jax.grad(one.potential))(theta, rows) for one, rows in both]
+    hessians = [jax.jit(jax.jacfwd(jax.grad(one.potential)))(theta, rows) for one, rows in both]
     np.testing.assert_allclose(hessians[0], hessians[1], rtol=1e-11)
 
 
@@ -140,7 +140,7 @@ def test_batches_of_a_loader_are_its_part_of_every_batch():
     np.testing.assert_allclose(result.info.potential[0, 1:] - prior, -100.0 * (np.arange(1, 40) % 5), atol=1e-12)
 
 
-@pytest.mark.parametrize("chain_method", ["vectorized", "sequential", "parallel"])
+@pytest.mark.parametrize("chain_method", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow), "parallel"])
 def test_chains_do_not_depend_on_how_they_are_run(chain_method):
     expected = run(split(4))
     np.testing.assert_allclose(run(split(4), chain_method=chain_method).positions, expected.positions, rtol=1e-12)

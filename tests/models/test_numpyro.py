@@ -35,18 +35,24 @@ def whole(target):
 def same_potential(target, model, args=(), kwargs=None):
     """At three positions, with all data; networks have fixed `param` sites."""
     model = substitute(model, data=dict(target.model.fixed))
+    rows = whole(target) if isinstance(target, rw.Posterior) else None
+    both = jax.jit(lambda at: (target.potential(at, rows), potential_energy(model, args, kwargs or {}, at)))
     for position in starts(target):
-        ours = target.potential(position, whole(target) if isinstance(target, rw.Posterior) else None)
-        theirs = potential_energy(model, args, kwargs or {}, position)
+        ours, theirs = both(position)
         assert float(ours) == pytest.approx(float(theirs), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", CASES)
+def by_default(*names):
+    """The densities of others are tested with PyMC's, and their runs against NUTS in `make test-slow`."""
+    return [pytest.param(name, marks=[] if name in names else [pytest.mark.slow]) for name in CASES]
+
+
+@pytest.mark.parametrize("name", by_default("network", "varying intercepts"))
 def test_potential_is_that_of_numpyro(name):
     same_potential(target_of(name), *CASES[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", by_default("varying intercepts"))
 def test_minibatch_gradients_average_to_the_full_gradient(name):
     """Over the batches of a partition exactly."""
     target = target_of(name)
@@ -246,10 +252,10 @@ def test_deterministic_sites():
 def test_a_run_from_the_starts_of_the_model(tmp_path):
     case = CASES["poisson"]
     target = rw.from_numpyro(case.model, *case.args, **case.kwargs)
-    options = {"step_size": 1e-3, "batch_size": 50, "chains": 3, "progress": False, "thin": 5}
+    options = {"step_size": 1e-5, "batch_size": 50, "chains": 3, "progress": False, "thin": 5}
 
     def run(steps, **more):
-        return rw.sample(jax.random.key(0), rw.hasgld_sa(memory=2), target, steps=steps, **options, **more)
+        return rw.sample(jax.random.key(0), rw.sgld(), target, steps=steps, **options, **more)
 
     result = run(40)
     first = rw.sample(jax.random.key(0), rw.sgld(), target, steps=1, step_size=1e-12, chains=3, progress=False)
@@ -277,15 +283,20 @@ def test_init_strategy_and_position():
     np.testing.assert_allclose(result.posterior["w"], 0, atol=1e-3)
 
 
-def test_mode_control_variates_and_step_size():
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [rw.control_variates, lambda target, _: rw.svrg(target, every=20)],
+    ids=["control_variates", "svrg"],
+)
+def test_mode_and_estimators(make):
     target = target_of("poisson")
     mode = rw.find_mode(jax.random.key(0), target)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(target.full_gradient(mode))) < 1e-2
-    for estimator in (rw.control_variates(target, mode), rw.svrg(target, every=20)):
-        result = rw.sample(
-            jax.random.key(1), rw.sgld(), estimator, steps=40, step_size=1e-4, batch_size=50, progress=False
-        )
-        assert result.posterior["w"].shape == (1, 40, 3)
+    result = rw.sample(
+        jax.random.key(1), rw.sgld(), make(target, mode), steps=40, step_size=1e-4, batch_size=50, progress=False
+    )
+    assert result.posterior["w"].shape == (1, 40, 3)
 
 
 def test_a_network_keeps_the_names_of_its_sites():
@@ -298,6 +309,7 @@ def test_a_network_keeps_the_names_of_its_sites():
     assert target.predictive(result, np.zeros((4, 2)))["y"].shape == (2, 8, 4)
 
 
+@pytest.mark.slow
 def test_data_on_disk(tmp_path):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", Y)

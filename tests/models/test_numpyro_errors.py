@@ -188,7 +188,14 @@ def test_data_settles_what_is_ambiguous(model, args, data, names):
 
 
 @pytest.mark.parametrize(
-    "name", ["local latents", "dependent rows", "to_event", "prior from data", "standardised in the model"]
+    "name",
+    [
+        "local latents",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("dependent rows", "to_event", "prior from data", "standardised in the model")
+        ),
+    ],
 )
 def test_the_fix_of_all_data_works(name):
     model, args, _, _ = BAD[name]

@@ -46,6 +46,7 @@ def run(name, target, position=None, **options):
     return rw.sample(jax.random.key(1), rw.auto(), target, position, **options)
 
 
+@pytest.mark.slow
 def test_a_model_agrees_with_nuts():
     """The Poisson regression, which compiles quickly; all others are slow."""
     assert_agrees(compared("poisson", run("poisson", target_of("poisson"), steps=5_000)))

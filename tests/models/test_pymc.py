@@ -29,15 +29,20 @@ def of(name):
     return TARGETS[name]
 
 
+def compiled_logp(model):
+    """PyMC's own density, in Python: C code would be compiled for ten times as long as this one takes."""
+    return model.compile_logp(mode="FAST_COMPILE")
+
+
 def point(model, position):
     """A position under the names of PyMC's transformed variables."""
     return {model.rvs_to_values[variable].name: np.asarray(position[variable.name]) for variable in model.free_RVs}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n != "poisson" else []) for n in MODELS])
 def test_the_density_is_that_of_pymc_and_of_numpyro(name):
     model, target = of(name)
-    theirs = model.compile_logp()
+    theirs = compiled_logp(model)
     case = cases()[name]
     other = rw.from_numpyro(case.model, *case.args, **case.kwargs)
     for seed in range(2):
@@ -62,10 +67,10 @@ def test_minibatch_gradients_average_to_the_full_gradient(name):
 def test_a_run_with_dims_coords_and_predictions(tmp_path):
     model, target = of("poisson")
     assert set(target.data) == {"count", "x", "exposure"}
-    options = {"step_size": 1e-3, "batch_size": 50, "chains": 2, "thin": 5, "progress": False}
+    options = {"step_size": 1e-5, "batch_size": 50, "chains": 2, "thin": 5, "progress": False}
 
     def run(steps, **more):
-        return rw.sample(jax.random.key(0), rw.hasgld_sa(memory=2), target, steps=steps, **options, **more)
+        return rw.sample(jax.random.key(0), rw.sgld(), target, steps=steps, **options, **more)
 
     result = run(40)
     run(20, checkpoint=tmp_path)
@@ -99,7 +104,7 @@ def test_potentials_constraints_and_starts():
     target = rw.from_pymc(model)
     assert set(target.model.with_rows) == {"rows", "y", "x_model", "n"}
     assert set(target.data) == {"x", "y", "x_model", "counts"}
-    theirs = model.compile_logp()
+    theirs = compiled_logp(model)
     starts = [target.model.start(jax.random.key(seed), target) for seed in range(3)]
     for position in starts:
         assert float(-target.potential(position, target.data)) == pytest.approx(float(theirs(point(model, position))))
@@ -124,7 +129,7 @@ def test_small_integers_of_many_rows():
     assert set(target.data) == {"features", "grade", "kind"}
     position = target.model.start(jax.random.key(0), target)
     ours = float(target.potential(position, target.data))
-    assert -ours == pytest.approx(float(model.compile_logp()(point(model, position))))
+    assert -ours == pytest.approx(float(compiled_logp(model)(point(model, position))))
     batch = jax.tree.map(lambda leaf: leaf[100:], target.data)
     np.testing.assert_allclose(
         target.log_likelihood(position, batch), target.log_likelihood(position, target.data)[100:], rtol=1e-9
@@ -137,7 +142,7 @@ def test_without_rows_all_of_the_model_is_a_density():
         pm.Normal("y", z, 1, observed=Y, dims="row")
     target = rw.from_pymc(model, data=())
     position = target.model.start(jax.random.key(0), target)
-    assert float(-target.potential(position)) == pytest.approx(float(model.compile_logp()(point(model, position))))
+    assert float(-target.potential(position)) == pytest.approx(float(compiled_logp(model)(point(model, position))))
     assert target.model.dims == {"z": ("row",)}
 
 
@@ -224,7 +229,7 @@ def test_data_settles_what_is_ambiguous():
     target = rw.from_pymc(model, data=("group", "y"))
     position = target.model.start(jax.random.key(0), target)
     assert float(-target.potential(position, target.data)) == pytest.approx(
-        float(model.compile_logp()(point(model, position)))
+        float(compiled_logp(model)(point(model, position)))
     )
     with pytest.raises(ValueError, match=r"'z' is neither observed nor pm.Data"):
         rw.from_pymc(model, data="z")

@@ -107,7 +107,7 @@ def test_other_platforms_get_the_convolution_of_xla():
     assert traced.lower(lowering_platforms=("cpu",)).as_text().count("stablehlo.convolution") == 0
 
 
-@pytest.mark.parametrize(("before", "after", "kernel"), CASES)
+@pytest.mark.parametrize(("before", "after", "kernel"), [*CASES[:2], pytest.param(*CASES[2], marks=pytest.mark.slow)])
 def test_the_convolution_of_xla_gives_the_same_numbers(before, after, kernel):
     x, weights, *_ = case(before, after, kernel)
     y = convolve(x, weights)

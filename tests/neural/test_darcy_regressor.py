@@ -21,6 +21,7 @@ def surrogate():
     return model.fit(*fields(200))
 
 
+@pytest.mark.slow
 def test_coverage_after_recalibration(surrogate):
     found = evaluate(surrogate, *fields(300, first=1_000))
     at = dict(zip(found.levels, found.coverage, strict=True))
@@ -32,6 +33,7 @@ def test_coverage_after_recalibration(surrogate):
     assert abs(surrogate.report_.temperature - 1) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kappa_0", "variance", "factor"), [(20.0, 2.0, 2.0), (10.0, 6.0, 1.25)])
 def test_shifted_fields_get_wider_intervals(surrogate, kappa_0, variance, factor):
     """Twice the mean permeability, or three times the variance of the field."""

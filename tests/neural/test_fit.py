@@ -27,7 +27,9 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("dense", "psgld", "sgld") else []) for n in SAMPLERS]
+)
 def test_fraction_of_the_stable_step_size(name):
     x = jax.random.normal(jax.random.key(0), (64, 3)) * jnp.array([[30.0, 3.0, 0.3]])
     target = rw.Posterior(
@@ -41,7 +43,7 @@ def test_fraction_of_the_stable_step_size(name):
     assert step_size * largest == pytest.approx(0.1 * 2 * 16 / 64, rel=0.02)
 
 
-@pytest.mark.parametrize("sampler", ["hasgld_sa", "sgld"])
+@pytest.mark.parametrize("sampler", [pytest.param("hasgld_sa", marks=pytest.mark.slow), "sgld"])
 def test_a_fit_with_another_number_of_rows_compiles_nothing(sampler):
     def fitted(rows):
         x, y = waves(rows)

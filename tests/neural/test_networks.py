@@ -178,6 +178,7 @@ def test_every_kind_of_network_is_a_pure_function_that_learns(name):
     assert target.potential(moved, target.data) < target.potential(parameters, target.data)
 
 
+@pytest.mark.slow
 def test_an_equinox_network_goes_through_a_run():
     """Parameters, in their own structure, are a position; draws come back in it."""
     model = NETWORKS["ours"].build((4, 4), 3)

@@ -287,8 +287,8 @@ ASCII_ONLY = {
             ["darcy", "generate", "permeability", "--size", "6", "--terms", "4", "--samples", "2", "--out", "é.zarr"],
             marks=pytest.mark.slow,  # writes to the terminal as `multiscale` does
         ),
-        ["evaluate", "MODEL", "--data", "test.npz"],
-        ["fit", "--data", "é.npz", "--out", "new"],
+        pytest.param(["evaluate", "MODEL", "--data", "test.npz"], marks=pytest.mark.slow),
+        pytest.param(["fit", "--data", "é.npz", "--out", "new"], marks=pytest.mark.slow),
     ],
 )
 def test_every_command_works_where_the_terminal_takes_ascii_only(folder, model, arguments):

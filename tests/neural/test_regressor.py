@@ -305,7 +305,9 @@ def test_warm_up_and_leave_one_out(line, sampled):
         sampled.log_density(x, y[:-1])
 
 
-@pytest.mark.parametrize("method", ["ensemble", "laplace", "swag"])
+@pytest.mark.parametrize(
+    "method", ["ensemble", *(pytest.param(name, marks=pytest.mark.slow) for name in ("laplace", "swag"))]
+)
 def test_other_methods_have_the_same_interface(line, method, tmp_path):
     x, y = line
     model = rw.NeuralRegressor(**{**LINE, "method": method}).fit(x, y)
@@ -321,9 +323,10 @@ def test_other_methods_have_the_same_interface(line, method, tmp_path):
     np.testing.assert_array_equal(again.log_density(x, y), model.log_density(x, y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [{"likelihood": "gaussian"}, pytest.param({"noise": "input"}, marks=pytest.mark.slow)],
+    [{"likelihood": "gaussian"}, {"noise": "input"}],
 )
 def test_other_noise(line, settings):
     x, y = line
@@ -334,6 +337,7 @@ def test_other_noise(line, settings):
     assert ("log_tail" in model.draws_) == ("likelihood" not in settings)
 
 
+@pytest.mark.slow
 def test_scores_of_rows_left_out_of_each_chain(line):
     """Recalibration without holding out: every row has a score of the chain that did not learn from it."""
     x, y = line

@@ -52,6 +52,7 @@ def test_drift_and_noise_agree_in_single_precision():
     assert eigenvalues.max() < 2
 
 
+@pytest.mark.slow
 def test_variances_along_outliers_in_single_precision():
     hessian, axes = hessian_of(np.concatenate([np.logspace(3, 4.5, 5), BULK]))
     precision = jnp.asarray(hessian, jnp.float32)

@@ -31,7 +31,15 @@ FORMS = {
 }
 
 
-@pytest.fixture(params=FORMS, name="state")
+SIMPLE = {"identity", "leaf scaled", "fixed diagonal", "metric diagonal", "dense scaled"}
+"""Forms with nothing of their own beside those that the default suite runs."""
+
+
+@pytest.fixture(
+    params=[pytest.param(form, marks=[pytest.mark.slow] if form in SIMPLE else []) for form in FORMS],
+    name="state",
+    scope="module",
+)
 def _state(request):
     result = rw.sample(
         jax.random.key(3), rw.Sampler(rw.Langevin(), FORMS[request.param]), REGRESSION.target, jnp.zeros(3),
@@ -40,23 +48,27 @@ def _state(request):
     return result.final_states[0]
 
 
-def columns(function):
-    return np.asarray(jax.jit(jax.vmap(function, out_axes=1))(jnp.eye(3)))
+V, Z = np.random.default_rng(0).normal(size=(2, 3))
+
+
+@jax.jit
+def shown(operator):
+    """G, S and Sᵀ as matrices, and G V + S Z: one program for each form."""
+    methods = operator.multiply, operator.factor, operator.factor_transpose
+    matrices = [jax.vmap(method, out_axes=1)(jnp.eye(3)) for method in methods]
+    return *matrices, operator.drift_plus_noise(jnp.asarray(V), jnp.asarray(Z))
 
 
 def test_multiply_and_factor_agree(state):
-    operator = state.preconditioner
-    g, s = columns(operator.multiply), columns(operator.factor)
+    g, s, transposed, both = (np.asarray(each) for each in shown(state.preconditioner))
     np.testing.assert_allclose(s @ s.T, g, rtol=0, atol=1e-10 * np.abs(g).max())
-    np.testing.assert_allclose(columns(operator.factor_transpose), s.T, rtol=0, atol=1e-12 * np.abs(s).max())
+    np.testing.assert_allclose(transposed, s.T, rtol=0, atol=1e-12 * np.abs(s).max())
     assert np.linalg.eigvalsh(g)[0] > 0
-    v, z = np.random.default_rng(0).normal(size=(2, 3))
-    both = operator.drift_plus_noise(jnp.asarray(v), jnp.asarray(z))
-    np.testing.assert_allclose(both, g @ v + s @ z, rtol=0, atol=1e-10 * np.abs(g @ v + s @ z).max())
+    np.testing.assert_allclose(both, g @ V + s @ Z, rtol=0, atol=1e-10 * np.abs(g @ V + s @ Z).max())
 
 
 def test_preconditioner_matrix_shows_g(state):
-    np.testing.assert_allclose(rw.preconditioner_matrix(state), columns(state.preconditioner.multiply), rtol=1e-12)
+    np.testing.assert_allclose(rw.preconditioner_matrix(state), shown(state.preconditioner)[0], rtol=1e-12)
 
 
 def test_work_that_is_not_due_is_not_done():
@@ -97,7 +109,8 @@ def test_leaf_scaled_has_the_fourth_root_of_the_mean_curvature_of_each_leaf():
         p = layout.unravel(vector)
         return 0.5 * jnp.sum(p["a"] ** 2) + 128 * jnp.sum(p["b"] ** 2) + 8 * p["c"] ** 2 + 0.1 * p["c"] * p["b"][0]
 
-    root = rw.LeafScaled().resolve(layout).init(layout.ravel(position), jax.grad(potential)).root
+    begin = jax.jit(lambda at: rw.LeafScaled().resolve(layout).init(at, jax.grad(potential)).root)
+    root = begin(layout.ravel(position))
     np.testing.assert_allclose(root / root[0], np.repeat([1, 1 / 4, 1 / 2], [30, 2, 1]), rtol=0.01)
     np.testing.assert_allclose(jnp.mean(root**2), 1)
     one = layout_of(jnp.ones(3))

@@ -79,7 +79,10 @@ def test_dense_form_with_the_scaled_identity_as_base():
     np.testing.assert_allclose(rw.preconditioner_matrix(states[-1]), g, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("memory", "snapshots"), [(1, 2), (2, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("memory", "snapshots"),
+    [*(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 2), (2, 2), (3, 1)]), (2, 3)],
+)
 def test_limited_form_is_the_mean_of_windows_exchanged_as_they_come_due(memory, snapshots):
     first, steps = 30.0, 60
     sampler = rw.hasgld_sa(form="snapshot_lbfgs", memory=memory, snapshots=snapshots, first_curvature=first)
@@ -146,7 +149,9 @@ def test_as_printed_does_not_sample_the_posterior():
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["dense", "snapshot_lbfgs", "low_rank"])
+@pytest.mark.parametrize(
+    "form", [*(pytest.param(form, marks=pytest.mark.slow) for form in ("dense", "snapshot_lbfgs")), "low_rank"]
+)
 def test_curvature_every_learns_only_in_those_steps(form):
     options = {"rank": 1} if form == "low_rank" else {"memory": 1}
     sampler = rw.hasgld_sa(form=form, curvature_every=3, **options)
@@ -172,7 +177,7 @@ def test_damping_is_reported():
     assert np.linalg.eigvalsh(rw.preconditioner_matrix(state))[0] > 0
 
 
-@pytest.mark.parametrize("bound", [None, 5.0])
+@pytest.mark.parametrize("bound", [None, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_the_limited_base_grows_no_more_than_it_may(bound):
     """Cold, and started in the valley, a chain sees the curvature along it only, here 1/731 of the largest."""
     curvatures, axes = np.linalg.eigh(np.linalg.inv(GAUSSIAN.covariance))

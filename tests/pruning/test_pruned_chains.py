@@ -84,7 +84,7 @@ def assert_conditional(result, known):
     return draws[..., MASK]
 
 
-@pytest.mark.parametrize("name", slow_except(NAMES, {"sgld", "dense"}))
+@pytest.mark.parametrize("name", slow_except(NAMES, {"sgld"}))
 def test_a_gaussian_given_zeros(name):
     sampler, step_size = samplers(GAUSSIAN)[name]
     result = run(sampler, GAUSSIAN.target, step_size)

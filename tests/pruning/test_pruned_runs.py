@@ -121,7 +121,7 @@ def test_sparsity_of_a_network_is_exact(scope, sampler):
     assert np.any(kept[0] != kept[1])
 
 
-@pytest.mark.parametrize("penalty", ["mixture", "averaged"])
+@pytest.mark.parametrize("penalty", ["mixture", pytest.param("averaged", marks=pytest.mark.slow)])
 def test_an_adaptive_prior_learns_as_on_the_smaller_model(penalty):
     """Step for step: a pruned chain, and one of the kept weights alone that gets the same noise, its sums fresh."""
     rng = np.random.default_rng(2)

@@ -38,8 +38,8 @@ def test_step_sizes_are_cosines():
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"thin": 3},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"thin": 3}, marks=pytest.mark.slow),
         {"burn_in": 17, "thin": 2, "chains": 2},
         {"keep": "draws", "collect": jnp.sum},
     ],
@@ -70,7 +70,7 @@ def test_moments_are_of_the_draws():
     np.testing.assert_allclose(rw.posterior_mean(moments), rw.posterior_mean(draws), rtol=1e-9)
 
 
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("stored", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_is_bit_identical(tmp_path, stored):
     where = {"checkpoint": tmp_path / "c", "checkpoint_every": 10}
     where |= {"store": tmp_path / "s"} if stored else {}

@@ -62,7 +62,7 @@ def test_sequential_chains_read_their_own_rows(tmp_path):
     assert_same_run(run(**options), run(target=target, **options))
 
 
-@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("chains", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_epoch_visits_every_example_once(chains):
     rows = BatchIndexer("epochs", size=50, batch_size=7)
     keys = jax.random.split(jax.random.key(0), chains)

@@ -21,7 +21,7 @@ def walled(theta):
     return -0.5 * jnp.sum(theta**2) - 0.01 * jnp.sum(theta**4)
 
 
-@pytest.mark.parametrize("method", ["vectorized", "sequential"])
+@pytest.mark.parametrize("method", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_three_chains_finish_and_the_fourth_is_reported(method):
     starts = jnp.concatenate([jnp.zeros((3, 2)), jnp.full((1, 2), 200.0)])
     result = rw.sample(
@@ -98,7 +98,7 @@ def test_steps_that_are_not_kept_are_watched_as_well():
         np.testing.assert_allclose(values[0], getattr(every.info, name)[0, 4::5], rtol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("kept", ["draws", "moments"])
+@pytest.mark.parametrize("kept", ["draws", pytest.param("moments", marks=pytest.mark.slow)])
 def test_all_chains_dead_is_an_error_with_a_hint(kept):
     with pytest.raises(
         rw.DivergenceError, match=r"all 2 chains diverged\n  chain 0: diverged after \d+ steps"

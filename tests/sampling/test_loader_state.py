@@ -84,7 +84,9 @@ class CounterIterator:
         self.number = state["number"] if isinstance(state, dict) else int(state)
 
 
-@pytest.mark.parametrize("make", [dataset, loader, unprefetched])
+@pytest.mark.parametrize(
+    "make", [pytest.param(dataset, marks=pytest.mark.slow), loader, pytest.param(unprefetched, marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_is_bit_identical(tmp_path, make):
     where = {"checkpoint": tmp_path, "checkpoint_every": 7}
     sampled(make(Rows()), steps=33, **where)
@@ -101,7 +103,7 @@ def test_nothing_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("state", [lambda number: {"number": number}, lambda number: str(number).encode()])
-@pytest.mark.parametrize("stop", [10, 11, 15])
+@pytest.mark.parametrize("stop", [10, pytest.param(11, marks=pytest.mark.slow), 15])
 def test_states_within_and_at_the_end_of_an_epoch(tmp_path, state, stop):
     """22 batches in an epoch: 11 steps of two chains."""
     where = {"checkpoint": tmp_path, "checkpoint_every": 5}

@@ -64,7 +64,10 @@ PERIOD = 2 * 3 * 4 * 5 * 7
 """A multiple of every interval above, and of that of SVRG below."""
 
 
-@pytest.mark.parametrize("name", PERIODIC)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n not in ("dense", "hamcmc") else []) for n in PERIODIC],
+)
 def test_a_chain_that_crosses_makes_the_steps_of_one_that_does_not(name):
     """Where nothing but intervals depends on the step, steps that are multiples of all of them apart are equal."""
     near = WORD - 6
@@ -202,7 +205,7 @@ def test_random_numbers_do_not_come_again():
     assert np.abs(between - np.eye(10)).max() < 5 / math.sqrt(64)
 
 
-@pytest.mark.parametrize("size", [50, 23])
+@pytest.mark.parametrize("size", [pytest.param(50, marks=pytest.mark.slow), 23])
 def test_epochs_go_on(size):
     """Every epoch has every example once, also one that 2³¹ cuts in two, and no two have the same order."""
     rows, keys = BatchIndexer("epochs", size, 10), jax.random.split(jax.random.key(1), 2)
@@ -217,7 +220,9 @@ def test_epochs_go_on(size):
         np.testing.assert_array_equal(order_at(rows, keys, first + 1)[:, : per_epoch * 10], epochs[:2])
 
 
-def test_data_on_the_host_give_the_same_draws(begin_at, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("replacement", [True, False])
+def test_data_on_the_host_give_the_same_draws(begin_at, tmp_path, replacement):
     first = WORD - 7
     begin_at(first)
     names = iter("abcdef")
@@ -228,9 +233,8 @@ def test_data_on_the_host_give_the_same_draws(begin_at, tmp_path):
         return np.load(path, mmap_mode="r")
 
     target = dataclasses.replace(REGRESSION.target, data=jax.tree.map(on_disk, REGRESSION.target.data))
-    for replacement in (True, False):
-        options = {"steps": first + 20, "burn_in": first, "chains": 2, "replacement": replacement, "batch_size": 70}
-        np.testing.assert_array_equal(run(target=target, **options).positions, run(**options).positions)
+    options = {"steps": first + 20, "burn_in": first, "chains": 2, "replacement": replacement, "batch_size": 70}
+    np.testing.assert_array_equal(run(target=target, **options).positions, run(**options).positions)
 
 
 def test_a_divergence_is_told_at_its_step(begin_at):
@@ -246,7 +250,7 @@ def test_a_divergence_is_told_at_its_step(begin_at):
     assert np.isnan(result.positions[1, 13:]).all()
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_step_sizes_are_evaluated_as_the_run_goes_on(x64):
     with enable_x64(x64):
         check_step_sizes()

@@ -49,7 +49,7 @@ def test_a_finished_run(tmp_path, where):
         assert {str(chain) for chain in opened.status} == {"unfinished; draws up to step 199 are stored"}
 
 
-@pytest.mark.parametrize("where", ["store", "checkpoint"])
+@pytest.mark.parametrize("where", [pytest.param("store", marks=pytest.mark.slow), "checkpoint"])
 def test_step_sizes_that_warm_up_chose(tmp_path, where):
     options = {"target": rw.Density(gaussian), "start": jnp.zeros(2), "batch_size": None, "burn_in": None}
     result, opened = saved(tmp_path, where, **options, step_size="auto", steps=2_000)
@@ -91,7 +91,7 @@ def test_settings_of_the_sampler_are_known(tmp_path):
     assert opened.to_arviz()["posterior"].attrs["sampler"] == "DelayedLangevin"
 
 
-@pytest.mark.parametrize("where", ["store", "checkpoint"])
+@pytest.mark.parametrize("where", ["store", pytest.param("checkpoint", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "start",
     [

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +35,15 @@ def chunk_files(store):
     return sorted(path for path in files if not {"chain", "draw"} & set(path.relative_to(store).parts))
 
 
+@cache
+def whole_run():
+    return run(chains=2)
+
+
 def begun(folder, **options):
     """A run that stopped after 44 of 60 steps: five full chunks and one with four draws."""
-    whole = run(chains=2, **options)
     run(chains=2, steps=44, store=folder / "draws.zarr", checkpoint=folder, checkpoint_every=11, **options)
-    return whole, folder / "draws.zarr"
+    return None if options else whole_run(), folder / "draws.zarr"
 
 
 def resumed(folder, **options):
@@ -121,6 +126,17 @@ def edited(**changes):
     return edit
 
 
+@pytest.fixture(scope="module")
+def two_stores(tmp_path_factory):
+    """Of two runs, to be copied and damaged."""
+    folder = tmp_path_factory.mktemp("stores")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zarr_store, "MOST_DRAWS", 8)
+        begun(folder / "one")
+        begun(folder / "other", seed=1)
+    return folder
+
+
 BIG_ENDIAN = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "zstd"}, {"name": "crc32c"}]
 UNCHECKED = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}]
 PICKLED = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.pickle"}]
@@ -149,10 +165,9 @@ PICKLED = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "n
         (edited(zarr_format=2), "position/zarr.json"),
     ],
 )
-def test_damage_is_refused_with_the_file(tmp_path, small_chunks, damage, named):
-    _, store = begun(tmp_path / "one")
-    begun(tmp_path / "other", seed=1)
-    damage(store, tmp_path / "other" / "draws.zarr")
+def test_damage_is_refused_with_the_file(tmp_path, small_chunks, two_stores, damage, named):
+    shutil.copytree(two_stores / "one", tmp_path / "one")
+    damage(tmp_path / "one" / "draws.zarr", two_stores / "other" / "draws.zarr")
     with pytest.raises(ValueError, match=f"store: .*{named}"):
         resumed(tmp_path / "one")
 

@@ -38,14 +38,15 @@ GIVEN = {"steps": 50, "step_size": 1e-3}
 AUTO = {"steps": 520, "step_size": "auto"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("sgld", GIVEN),
         ("hasgld_sa", GIVEN),
-        pytest.param("sgld", AUTO, marks=pytest.mark.slow),
-        pytest.param("hasgld_sa", AUTO, marks=pytest.mark.slow),
-        pytest.param("auto", AUTO, marks=pytest.mark.slow),
+        ("sgld", AUTO),
+        ("hasgld_sa", AUTO),
+        ("auto", AUTO),
     ],
 )
 def test_a_stored_draw_is_few_files_away(tmp_path, name, settings):

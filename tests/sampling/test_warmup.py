@@ -1,6 +1,7 @@
 """Warm-up: chains arrive from any start, step size and friction are found, and the run samples the posterior."""
 
 import dataclasses
+from functools import cache
 from types import SimpleNamespace
 
 import jax
@@ -44,22 +45,32 @@ def sample(sampler, target, start, *, steps=10_000, chains=4, seed=0, **options)
     )
 
 
-@pytest.mark.parametrize("sampler", [rw.hasgld_sa(), rw.sghmc(preconditioner=rw.Dense()), rw.auto()])
-def test_an_ill_conditioned_gaussian_from_afar(sampler):
+AFAR = {"hasgld_sa": rw.hasgld_sa(), "sghmc": rw.sghmc(preconditioner=rw.Dense()), "auto": rw.auto()}
+STARTS = 10 * jax.random.normal(jax.random.key(1), (4, 4), dtype=float)
+
+
+@cache
+def from_afar(name):
+    """A run that several tests look at: what is compiled for it serves all others of as many steps."""
+    return sample(AFAR[name], GAUSSIAN, STARTS, start_per_chain=True)
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("hasgld_sa", "sghmc")), "auto"])
+def test_an_ill_conditioned_gaussian_from_afar(name):
     """Scales from 10⁻³ to 10, correlated, started 10⁴ standard deviations away; Metropolis's rule leaves no bias."""
-    starts = 10 * jax.random.normal(jax.random.key(1), (4, 4), dtype=float)
-    result = sample(sampler, GAUSSIAN, starts, start_per_chain=True)
+    result = from_afar(name)
     assert result.burn_in == result.warmup == 2_000
     assert complaints(flat_draws(result), MEAN, COVARIANCE, bias=0.0) == []
     assert not np.any(np.asarray(result.step_sizes) > 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [
         rw.sgld(),
         rw.sghmc(),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in OTHERS),
+        *OTHERS,
     ],
 )
 def test_samplers_without_an_adaptive_preconditioner(sampler):
@@ -70,13 +81,14 @@ def test_samplers_without_an_adaptive_preconditioner(sampler):
     assert complaints(flat_draws(result), np.zeros(3), covariance, bias=0.0 if exact else 0.1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "centred"),
     [
         (rw.hasgld_sa(), False),
         (rw.auto(), True),
-        pytest.param(rw.hasgld_sa(), True, marks=pytest.mark.slow),
-        pytest.param(rw.auto(), False, marks=pytest.mark.slow),
+        (rw.hasgld_sa(), True),
+        (rw.auto(), False),
     ],
 )
 def test_minibatches(sampler, centred):
@@ -84,14 +96,13 @@ def test_minibatches(sampler, centred):
     target = rw.control_variates(REGRESSION.target, jnp.zeros(3)) if centred else REGRESSION.target
     result = sample(sampler, target, jnp.array([3.0, -3.0, 3.0]), steps=20_000, batch_size=40, seed=1)
     assert complaints(flat_draws(result), REGRESSION.mean, REGRESSION.covariance, bias=0.06) == []
-    # G is bounded by the gradient that steps use: that of a batch without control variates is noisier by N/n, and
-    # would halve G again and again (1.6 here, and no G at all with half a million rows).
     assert result.final_states[0].tuning.measured.scale < 1.2
 
 
-def test_a_start_at_a_stationary_point():
+@pytest.mark.parametrize("name", [pytest.param("hasgld_sa", marks=pytest.mark.slow), "auto"])
+def test_a_start_at_a_stationary_point(name):
     """There the gradient, of which the first G is made, is zero."""
-    result = sample(rw.hasgld_sa(), GAUSSIAN, jnp.asarray(MEAN))
+    result = sample(AFAR[name], GAUSSIAN, jnp.tile(MEAN, (4, 1)), start_per_chain=True)
     assert complaints(flat_draws(result), MEAN, COVARIANCE, bias=0.0) == []
 
 
@@ -151,13 +162,14 @@ def test_models_of_the_zoo_agree_or_check_says_so(case, sampler):
 # The run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"batch_size": 40, "sampler": rw.sghmc()},
-        pytest.param({"batch_size": 40}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"batch_size": 40, "replacement": False}, marks=pytest.mark.slow),
+        {"batch_size": 40},
+        {},
+        {"batch_size": 40, "replacement": False},
     ],
 )
 def test_chunks_do_not_change_the_draws(monkeypatch, options):
@@ -197,6 +209,9 @@ def test_resumed_in_every_phase(tmp_path, stop):
     settings = {"steps": 600, "burn_in": 450, "chains": 2, "batch_size": 40}
     target = rw.control_variates(REGRESSION.target, jnp.zeros(3))
     whole = sample(rw.hasgld_sa(), target, jnp.ones(3), **settings)
+    # G is bounded by the gradient that steps use: that of a batch without control variates is noisier by N/n, and
+    # would halve G again and again (1.6 in a long run, and no G at all with half a million rows).
+    assert whole.final_states[0].tuning.measured.scale < 1.2
 
     again = interrupted(stop, rw.hasgld_sa(), target, jnp.ones(3), **settings, checkpoint=tmp_path)
     assert_same_run(whole, again)
@@ -244,6 +259,7 @@ def test_a_preconditioner_that_does_not_fit_is_left(tmp_path, monkeypatch, stop)
     assert again.sampler == whole.sampler
 
 
+@pytest.mark.slow
 def test_baoab_has_no_step_size_bias():
     """250 parameters, too many for Metropolis's rule; Hamiltonian dynamics have a bias of several percent here."""
     curvatures = jnp.linspace(0.25, 1.0, 250)
@@ -257,7 +273,7 @@ def test_baoab_has_no_step_size_bias():
 
 def test_temperature_of_adjusted_runs():
     """It is that of the momentum before the first half kick, which has no step-size bias; after it, it is 1.1 here."""
-    result = sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=5_000)
+    result = from_afar("auto")
     assert type(result.sampler.dynamics) is rw.Hamiltonian
     np.testing.assert_allclose(rw.kinetic_temperature(result).value, 1, atol=0.03)
 
@@ -272,24 +288,30 @@ def test_a_resumed_run_keeps_its_burn_in(tmp_path):
     np.testing.assert_array_equal(longer.positions[:, :800], short.positions)
 
 
+RESCALED = rw.sghmc(preconditioner=rw.rescaled(rw.SnapshotLBFGS(memory=2), "auto"))
+ADAPTIVE = rw.Posterior(
+    rw.spike_and_slab(),
+    rw.shared_noise(lambda w, b: b[1] - b[0] @ w),
+    (np.random.default_rng(0).normal(size=(50, 3)), np.random.default_rng(1).normal(size=50)),
+)
+
+
 @pytest.mark.parametrize(
     ("sampler", "target"),
     [
-        (rw.pruned(rw.hasgld_sa(), 0.5, stop=300, leaves=lambda name, shape: True), REGRESSION.target),
+        (rw.pruned(RESCALED, 0.5, stop=300, leaves=lambda name, shape: True), ADAPTIVE),
         pytest.param(rw.hasgld_sa(), rw.svrg(REGRESSION.target, every=20), marks=pytest.mark.slow),
         pytest.param(rw.hasgld_sa(form="snapshot_lbfgs"), REGRESSION.target, marks=pytest.mark.slow),
-        (rw.sgrld(lambda x: jnp.ones(3)), REGRESSION.target),
-        (rw.sghmc(preconditioner=rw.rescaled(rw.SnapshotLBFGS(memory=2), "auto")), REGRESSION.target),
-        (
-            rw.sgld(),
-            rw.Posterior(
-                rw.spike_and_slab(),
-                rw.shared_noise(lambda w, b: b[1] - b[0] @ w),
-                (np.random.default_rng(0).normal(size=(50, 3)), np.random.default_rng(1).normal(size=50)),
-            ),
+        pytest.param(rw.sgrld(lambda x: jnp.ones(3)), REGRESSION.target, marks=pytest.mark.slow),
+        pytest.param(
+            rw.pruned(rw.hasgld_sa(), 0.5, stop=300, leaves=lambda name, shape: True),
+            REGRESSION.target,
+            marks=pytest.mark.slow,
         ),
+        pytest.param(RESCALED, REGRESSION.target, marks=pytest.mark.slow),
+        pytest.param(rw.sgld(), ADAPTIVE, marks=pytest.mark.slow),
     ],
-    ids=["pruned", "svrg", "limited", "sgrld", "rescaled", "adaptive prior"],
+    ids=["pruned rescaled adaptive", "svrg", "limited", "sgrld", "pruned", "rescaled", "adaptive prior"],
 )
 def test_warmup_composes(sampler, target):
     result = sample(sampler, target, jnp.ones(3), steps=800, burn_in=400, batch_size=20, chains=2)
@@ -308,7 +330,7 @@ def test_a_given_step_size_after_warmup():
 
 
 def test_the_report_says_what_was_found():
-    result = sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=1_000)
+    result = from_afar("auto")
     text = result.tuning_report
     assert f"{float(result.step_sizes[0]):.3g}" in text
     assert "preconditioner Dense: up to 2,000 parameters (4)" in text
@@ -410,7 +432,7 @@ def test_control_variates_are_centred_where_passes_over_the_data_are_cheap():
     assert plan_warmup(centred, jnp.zeros(3), 0, True, BatchIndexer("replacement", size, 1)) is None
 
 
-@pytest.mark.parametrize("most", [0, warmup.SHORT_WARMUP])
+@pytest.mark.parametrize("most", [pytest.param(0, marks=pytest.mark.slow), warmup.SHORT_WARMUP])
 def test_programs_of_warmup(monkeypatch, most):
     """Two phases share one; those of a short warm-up are compiled with less optimisation, that of sampling is not."""
     monkeypatch.setattr(warmup, "SHORT_WARMUP", most)
@@ -430,10 +452,9 @@ def test_programs_of_warmup(monkeypatch, most):
 
 def test_equal_results_for_equal_settings():
     """A sampler given twice gives the same draws: nothing of warm-up is kept outside its state."""
-    one, other = (sample(rw.auto(), GAUSSIAN, jnp.asarray(MEAN), steps=1_000) for _ in range(2))
-    assert_same_run(one, other)
-    changed = dataclasses.replace(rw.auto(), pruning=None)
-    assert_same_run(one, sample(changed, GAUSSIAN, jnp.asarray(MEAN), steps=1_000))
+    one = from_afar("auto")
+    for again in (rw.auto(), dataclasses.replace(rw.auto(), pruning=None)):
+        assert_same_run(one, sample(again, GAUSSIAN, STARTS, start_per_chain=True))
 
 
 def test_minibatches_from_a_distant_start():

@@ -114,6 +114,7 @@ def test_a_set_of_ones_own_is_run_and_resumed(monkeypatch, tmp_path):
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
 
 
+@pytest.mark.slow
 def test_dropout_of_a_straight_line(monkeypatch):
     """Noise 0.3 of a line: the log likelihood comes near that of the truth, and intervals cover."""
     monkeypatch.setattr(study, "DROPOUT_PASSES", 100)

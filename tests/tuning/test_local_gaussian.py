@@ -129,7 +129,7 @@ def test_interleaved_chains_count_as_chains():
     assert interleaved == pytest.approx(separate)
 
 
-@pytest.mark.parametrize("power", [1.0, 20.0])
+@pytest.mark.parametrize("power", [pytest.param(1.0, marks=pytest.mark.slow), 20.0])
 def test_curvature_of_a_likelihood_to_a_power(power):
     """H = I + w XᵀX / s², whatever the scores' variance, which grows with w²."""
     rng = np.random.default_rng(3)
@@ -147,7 +147,7 @@ def test_curvature_of_a_likelihood_to_a_power(power):
     assert np.all(model.curvatures < 2 * exact), "512 scores determine it within a factor of about 1.5"
 
 
-@pytest.mark.parametrize("max_dense", [400, 2])
+@pytest.mark.parametrize("max_dense", [pytest.param(400, marks=pytest.mark.slow), 2])
 def test_curvature_and_noise_of_a_regression(max_dense, monkeypatch):
     """V = N²/n Var_i(∇ log p(d_i | θ)), both from the full Hessian and from Lanczos."""
     monkeypatch.setattr(local_gaussian, "MAX_DENSE", max_dense)

@@ -62,6 +62,7 @@ def test_structure_and_dtype_are_kept():
     np.testing.assert_allclose(found["b"], -1, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_banana_from_a_distant_start():
     """Rosenbrock's function: the minimum is at (1, 1)."""
     target = rw.Density(lambda v: -((1 - v[0]) ** 2) - 100 * (v[1] - v[0] ** 2) ** 2)
@@ -71,7 +72,7 @@ def test_banana_from_a_distant_start():
     np.testing.assert_allclose(found, 1, atol=1e-3)
 
 
-@pytest.mark.parametrize("already", [False, True])
+@pytest.mark.parametrize("already", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_adaptive_prior_is_held_at_its_first_state(already):
     """Or at the state that it is frozen at."""
     x = jax.random.normal(jax.random.key(1), (100, 3))
@@ -81,8 +82,8 @@ def test_an_adaptive_prior_is_held_at_its_first_state(already):
     start = jnp.ones(3)
     frozen = target.frozen(target.first_prior(start))
     found = rw.find_mode(jax.random.key(0), frozen if already else target, start)
-    gradient = jax.grad(frozen.potential)(found, frozen.data)
-    scale = jnp.sqrt(jnp.diagonal(jax.hessian(frozen.potential)(found, frozen.data)))
+    gradient = jax.jit(jax.grad(frozen.potential))(found, frozen.data)
+    scale = jnp.sqrt(jnp.diagonal(jax.jit(jax.hessian(frozen.potential))(found, frozen.data)))
     assert np.max(np.abs(gradient / scale)) < 0.01
 
 

@@ -58,6 +58,7 @@ def test_slopes_are_found_with_their_error():
     assert predicted_slope(k, PowerDecay(alpha=0.75)) == pytest.approx(-0.75, abs=0.03)
 
 
+@pytest.mark.slow
 def test_the_operator_is_traced_towards_the_covariance():
     problem = conjugate_regression()
     sampler = hasgld_sa(form="dense", memory=2)

@@ -25,6 +25,7 @@ def best_of(rows):
     return best_rows(rows, lambda row: row.covariance_error)
 
 
+@pytest.mark.slow
 def test_hasgld_sa_mixes_fifty_times_faster_than_sgld_at_no_more_error():
     settings = study.Settings(seeds=16, timed_seeds=8)
     contenders = {contender.name: contender for contender in CONTENDERS}

@@ -196,6 +196,7 @@ def check_selection(seed, steps):
     assert 1.0 < prior.sigma < 2.2  # √3, and β₂'s part of the variance
 
 
+@pytest.mark.slow
 def test_one_seed_selects_the_weights():
     check_selection(0, 4_000)
 

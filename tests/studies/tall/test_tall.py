@@ -47,6 +47,7 @@ def rates(x, y):
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
 
 
+@pytest.mark.slow
 def test_the_reference_of_a_gaussian_posterior_is_exact(monkeypatch):
     """All weights are then equal; rows and draws are taken in blocks."""
     monkeypatch.setattr(problem, "ROWS_AT_ONCE", 64)
