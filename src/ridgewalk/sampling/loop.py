@@ -454,7 +454,7 @@ class ChainStepper:
         self.data = estimator.target.data if isinstance(estimator.target, Posterior) else None
         if isinstance(self.data, Sharded):
             self.data = self.data.arrays
-        self.full = indexer.full
+        self.full, self.blocks = indexer.full, indexer.block_size > 1
 
     def _one(
         self, noise: Vector, state: State, rows: jax.Array | None, batch: PyTree, step_size: Scalar, due: Scalar
@@ -463,6 +463,8 @@ class ChainStepper:
             batch = self.data
         elif rows is not None:
             batch = jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), self.data)
+            if self.blocks:  # copied once: a step over 10⁶ rows then takes about 0.85 of the time (study tall)
+                batch = jax.lax.optimization_barrier(batch)
         return self.kernel.advance(noise, state, batch, step_size, due)
 
     def __call__(
