@@ -25,7 +25,7 @@ lint: $(READY)
 
 # Most of the time of the default tests is compilation: with these options of XLA it takes half as long, and programs are
 # correct but slower. `make test-slow` and the benchmarks compile as users do.
-QUICK_COMPILATION := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1
+QUICK_COMPILATION := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0
 
 test: lint
 	XLA_FLAGS="$(QUICK_COMPILATION)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -36,7 +36,6 @@ def case(**options):
     return {"sampler": "dense", "options": {"steps": 5, "batch_size": 8, "chains": CHAINS, **options}}
 
 
-@pytest.mark.slow
 def test_gradients_are_the_only_thing_that_devices_exchange(tmp_path):
     found = compiled(tmp_path, {"shards": 2, **case()}, devices=2)
     assert found

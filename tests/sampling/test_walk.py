@@ -38,15 +38,12 @@ GIVEN = {"steps": 50, "step_size": 1e-3}
 AUTO = {"steps": 520, "step_size": "auto"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("sgld", GIVEN),
-        ("hasgld_sa", GIVEN),
-        ("sgld", AUTO),
-        ("hasgld_sa", AUTO),
-        ("auto", AUTO),
+        pytest.param("hasgld_sa", GIVEN, marks=pytest.mark.slow),
+        *(pytest.param(name, AUTO, marks=pytest.mark.slow) for name in ("sgld", "hasgld_sa", "auto")),
     ],
 )
 def test_a_stored_draw_is_few_files_away(tmp_path, name, settings):

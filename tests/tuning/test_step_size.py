@@ -79,11 +79,10 @@ def test_control_variates_allow_larger_steps(sampler, grid):
     assert_within_a_factor_2(found, best, mean)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "grid"),
     [
-        ("sgld", (0.0006, 0.00125, 0.0018, 0.0025, 0.0027)),
+        pytest.param("sgld", (0.0006, 0.00125, 0.0018, 0.0025, 0.0027), marks=pytest.mark.slow),
         ("hasgld_sa", (0.025, 0.1, 0.4)),
     ],
 )
