@@ -4,7 +4,7 @@
 
 Every page is a session in a process of its own. The blocks of text are replaced by what was printed, which must be
 equal but for the digits; docs/results/measurements/printed.json has the same lines with versions and machine.
-`tests/test_measurements.py` compares both.
+`tests/test_recorded_figures.py` compares both.
 """
 
 import contextlib

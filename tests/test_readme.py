@@ -71,6 +71,13 @@ def expected_results() -> list[str]:
         f"| the paper's regression, n = 100, p = 200 | mean squared test error (SGLD-SA: {last['SGLD-SA']:.2f}) | "
         f"{last['SGLD']:.2f} | {last['HASGLD-SA']:.2f} | {regression['truth']['mse']:.2f} |",
     ]
+    tall = numbers_of("tall")
+    nuts, ours = (tall["logistic"]["seconds"][f"{name}, 500000"] for name in ("NUTS", "ridgewalk"))
+    laplace = tall["rows"]["posterior-logistic-500000"]["laplace_seconds"]
+    rows.append(
+        f"| 50-d logistic regression, 500,000 rows | CPU seconds to a covariance error of 0.2 (NUTS: {nuts:,.0f}) | | "
+        f"{ours:.1f} | {laplace:.1f} (Laplace) |"
+    )
     for study, what, mirror in (("source", "sources", False), ("permeability", "permeabilities", True)):
         for sparsity in (0.0, 0.5, 0.7):
             cells = [
